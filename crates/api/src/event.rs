@@ -1,6 +1,6 @@
 //! Events that the authority pushes to sessions and verifiers, and the calls that a verifier makes in response to them.
 
-use crate::form::handles_hex;
+use crate::form::{handle_hex, handles_hex};
 use crate::segment::Withdrawal;
 use crate::verifier::{GrantOwner, LivePair, RevokedGrant, RevokedSession};
 use serde::{Deserialize, Serialize};
@@ -59,6 +59,14 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         next: Option<String>,
     },
+    /// A mark. The verifier confirms it with an [`Acknowledgement`] after it has carried out all events that came
+    /// before the mark on the same stream (sent to verifiers only, if they opened the stream with `marks=true`).
+    Mark {
+        /// The number with which the verifier confirms the mark.
+        #[serde(with = "handle_hex")]
+        #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::handle))]
+        mark: u64,
+    },
 }
 
 impl Event {
@@ -70,6 +78,20 @@ impl Event {
             Self::Granted { .. } => Confirm::Grants,
             _ => Confirm::Nothing,
         }
+    }
+
+    /// Reports whether the authority sends a mark after this event, so that the verifier confirms that it has carried
+    /// out the event.
+    pub const fn is_marked(&self) -> bool {
+        matches!(
+            self,
+            Self::Hello
+                | Self::Policy
+                | Self::Recheck
+                | Self::Revoked { .. }
+                | Self::SessionsRevoked { .. }
+                | Self::Withdrawn { .. }
+        )
     }
 }
 
@@ -100,8 +122,9 @@ impl Confirm {
     }
 }
 
-/// `POST /v1/verifier/heard` of a verifier: confirms that the verifier has received the events about these grants.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// `POST /v1/verifier/heard` of a verifier: confirms that the verifier has received the events about these grants, and
+/// that it has carried out all events before these marks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Acknowledgement {
@@ -109,7 +132,15 @@ pub struct Acknowledgement {
     #[serde(with = "handles_hex")]
     #[cfg_attr(feature = "schema", schema(schema_with = handles))]
     pub handles: Vec<u64>,
+    /// The marks; at most [`MARKS_MAX`]. Each has the form of a handle.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "handles_hex")]
+    #[cfg_attr(feature = "schema", schema(schema_with = marks))]
+    pub marks: Vec<u64>,
 }
+
+/// Maximum number of marks in one [`Acknowledgement`]. An authority sends a mark on a stream only after the previous
+/// one was confirmed.
+pub const MARKS_MAX: usize = 4;
 
 /// Maximum number of handles in one [`LiveFlows`] or [`Acknowledgement`].
 pub const LIVE_FLOWS_MAX: usize = 4096;
@@ -143,6 +174,13 @@ fn handles() -> utoipa::openapi::Schema {
     utoipa::openapi::ArrayBuilder::new().items(handle).max_items(Some(LIVE_FLOWS_MAX)).build().into()
 }
 
+/// Returns the schema of a list of marks.
+#[cfg(feature = "schema")]
+fn marks() -> utoipa::openapi::Schema {
+    let mark = utoipa::openapi::RefOr::T(crate::schema::handle());
+    utoipa::openapi::ArrayBuilder::new().items(mark).max_items(Some(MARKS_MAX)).build().into()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,12 +198,27 @@ mod tests {
     }
 
     #[test]
+    fn an_acknowledgement_without_marks_is_the_one_of_earlier_releases() {
+        let acknowledged = Acknowledgement { handles: vec![7], marks: Vec::new() };
+        let text = serde_json::to_string(&acknowledged).unwrap();
+        assert_eq!(text, r#"{"handles":["0000000000000007"]}"#);
+        assert_eq!(serde_json::from_str::<Acknowledgement>(&text).unwrap(), acknowledged);
+        let marked = Acknowledgement { handles: Vec::new(), marks: vec![9] };
+        let text = serde_json::to_string(&marked).unwrap();
+        assert_eq!(text, r#"{"handles":[],"marks":["0000000000000009"]}"#);
+        assert_eq!(serde_json::from_str::<Acknowledgement>(&text).unwrap(), marked);
+    }
+
+    #[test]
     fn events_have_stable_names() {
         assert_eq!(serde_json::to_string(&Event::Recheck).unwrap(), r#"{"event":"recheck"}"#);
         assert_eq!(serde_json::from_str::<Event>(r#"{"event":"recheck"}"#).unwrap(), Event::Recheck);
         let text = r#"{"event":"role_change","next":"https://b:8443"}"#;
         let stops = Event::RoleChange { next: Some("https://b:8443".into()) };
         assert_eq!(serde_json::to_string(&stops).unwrap(), text);
+        let mark = r#"{"event":"mark","mark":"00000000000000ff"}"#;
+        assert_eq!(serde_json::to_string(&Event::Mark { mark: 255 }).unwrap(), mark);
+        assert_eq!(serde_json::from_str::<Event>(mark).unwrap(), Event::Mark { mark: 255 });
         let somewhere = Event::RoleChange { next: None };
         assert_eq!(serde_json::from_str::<Event>(r#"{"event":"role_change","later":1}"#).unwrap(), somewhere);
     }

@@ -31,7 +31,7 @@ mod verifier;
 pub use access::{AccessAsked, AccessEntry, AccessList, AccessRequest, Requestable};
 pub use authorities::{AUTHORITIES_MAX, Authorities};
 pub use complaint::{COMPLAINT_POINTS_MAX, Complaint, Misconduct, Standing};
-pub use event::{Acknowledgement, Confirm, Event, FlowsToCut, LIVE_FLOWS_MAX, LiveFlows};
+pub use event::{Acknowledgement, Confirm, Event, FlowsToCut, LIVE_FLOWS_MAX, LiveFlows, MARKS_MAX};
 pub use explain::{ExplainRequest, Explanation, PersonExplanation};
 pub use grant::{Destinations, Grant, GrantRequest, Receiver, SealedDestinations, Service};
 pub use keys::{EpochKey, EpochKeys, ProofKeys};

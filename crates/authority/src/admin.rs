@@ -6,6 +6,7 @@ pub mod cli;
 pub(crate) mod control;
 pub mod lists;
 
+use crate::cluster::confirm::Followed;
 use crate::cluster::{files, status};
 use crate::keys::MasterKeys;
 use crate::login::credentials;
@@ -227,23 +228,26 @@ pub async fn remove_verifier(directory: &Directory, id: &str) -> Result<()> {
 }
 
 /// The outcome of a revocation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Revoked {
     /// The numbers of sessions and grants that the revocation ended.
     pub counts: RevokedCounts,
     /// Whether a running server has announced the revocation to the verifiers.
     pub announced: bool,
+    /// The members of the cluster and the verifiers, and which of them have carried out the revocation.
+    pub followed: Followed,
 }
 
-/// Revokes the grants and ends the sessions that `which` selects.
+/// Revokes the grants and ends the sessions that `which` selects. Waits until every connected verifier has cut the
+/// flows, for some seconds at most.
 ///
 /// # Errors
 /// Fails if there is no such grant or session, the database cannot be written, or the running server could not apply
 /// the change.
 pub async fn revoke(directory: &Directory, which: &Which) -> Result<Revoked> {
     let counts = directory.open_database()?.revoke(which, &Operator::current(), now())?;
-    let done = act_on(directory, Command::Sync).await?;
-    Ok(Revoked { counts: counts.unwrap_or_default(), announced: done.is_some() })
+    let (done, followed) = follow_up(directory, Command::Sync).await?;
+    Ok(Revoked { counts: counts.unwrap_or_default(), announced: done.is_some(), followed })
 }
 
 /// Replaces the tags of a device. Returns the running server's reply or, if no server is running, a sentence that says
@@ -468,10 +472,19 @@ async fn sync(directory: &Directory) -> Result<()> {
 }
 
 /// Makes the server act on a change that was recorded in the database. Returns the server's reply, or `None` if no
-/// server is running. In a cluster, waits until the other members have followed, and warns the operator of those that
-/// have not.
+/// server is running. Waits until the verifiers and, in a cluster, the other members have followed, and warns the
+/// operator of those that have not.
 async fn act_on(directory: &Directory, command: Command) -> Result<Option<String>> {
-    let (done, followed) = match control::ask(directory, command).await? {
+    let (done, followed) = follow_up(directory, command).await?;
+    if !followed.is_complete() {
+        eprintln!("note: the change is recorded{followed}");
+    }
+    Ok(done)
+}
+
+/// Does what [`act_on`] does, but returns who has followed in place of the warning.
+async fn follow_up(directory: &Directory, command: Command) -> Result<(Option<String>, Followed)> {
+    Ok(match control::ask(directory, command).await? {
         Some(Reply::Refused(why)) => {
             bail!("the change is recorded, but the running authority could not apply it: {why}")
         }
@@ -480,11 +493,7 @@ async fn act_on(directory: &Directory, command: Command) -> Result<Option<String
             let directory = directory.clone();
             (None, tokio::task::spawn_blocking(move || status::followed(&directory)).await??)
         }
-    };
-    if followed.in_cluster && !followed.is_complete() {
-        eprintln!("note: the change is recorded{followed}");
-    }
-    Ok(done)
+    })
 }
 
 fn check_name(name: &str) -> Result<()> {

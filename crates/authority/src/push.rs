@@ -4,6 +4,8 @@
 pub(crate) mod acknowledgements;
 pub(crate) mod activity;
 pub(crate) mod events;
+pub(crate) mod heard;
+pub(crate) mod marks;
 pub(crate) mod queue;
 pub(crate) mod reports;
 pub(crate) mod verifiers;

@@ -209,13 +209,18 @@ impl Authority {
             leases.set_late(files::late(&database)?);
         }
         let storage = Arc::new(Storage::start(database)?);
-        let confirmation = Arc::new(Confirmation { members: members.clone(), storage: storage.clone() });
         let audit = Arc::new(AuditLog::new(storage.clone()));
         let throttle = Arc::<Throttle>::default();
         let connection_limit = ConnectionLimit::new(descriptors::connections(settings.max_connections));
         let connection_limit = Arc::new(connection_limit);
         let push = Arc::<Push>::default();
         let verifiers = Arc::<Verifiers>::default();
+        let confirmation = Arc::new(Confirmation {
+            members: members.clone(),
+            storage: storage.clone(),
+            push: push.clone(),
+            verifiers: verifiers.clone(),
+        });
         let reports = Arc::<Reports>::default();
         let preferences = Arc::<PreferenceTable>::default();
         let consents = Arc::<ConsentTable>::default();

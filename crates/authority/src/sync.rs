@@ -42,9 +42,9 @@ pub struct Synchroniser {
 
 impl Synchroniser {
     /// Reads sessions, verifiers, preferences and consents from the database into memory. Announces ended sessions and
-    /// revoked grants, and makes verifiers ask about flows that outlived their grants. Withdraws consent to segments that are
-    /// no longer allowed. Closes the streams of sessions and verifiers that no longer exist. Concurrent calls share one
-    /// run that begins after they were made. The caller must not hold a lock of the policy.
+    /// revoked grants, and makes verifiers ask about flows that outlived their grants. Withdraws consent to segments
+    /// that are no longer allowed. Closes the streams of sessions and verifiers that no longer exist. Concurrent calls
+    /// share one run that begins after they were made. The caller must not hold a lock of the policy.
     ///
     /// # Errors
     /// Fails if the database cannot be read or written.
@@ -52,8 +52,8 @@ impl Synchroniser {
         self.runs.run(async || self.run_once().await).await
     }
 
-    /// Does what [`Self::run`] does, and tells all listeners that the policy changed, together with the revocations. The
-    /// listeners are also told of the policy if the function fails.
+    /// Does what [`Self::run`] does, and tells all listeners that the policy changed, together with the revocations.
+    /// The listeners are also told of the policy if the function fails.
     ///
     /// # Errors
     /// Fails if the database cannot be read or written.
@@ -66,22 +66,24 @@ impl Synchroniser {
         done
     }
 
-    /// Does what [`Self::run`] does, and waits until the other members of the cluster have followed, for seven seconds
-    /// at most. Logs the members that have not followed.
+    /// Does what [`Self::run`] does, and waits until the connected verifiers have carried out what was announced to
+    /// them, and the other members of the cluster have followed. Waits for three seconds at most, in a cluster for
+    /// seven. Logs the verifiers and members that should have done so and have not.
     ///
     /// # Errors
     /// Fails if the database cannot be read or written.
     pub async fn run_everywhere(&self) -> Result<()> {
         self.run().await?;
         let followed = self.confirmation.wait().await?;
-        if !followed.is_complete() {
+        if followed.is_late() || !followed.absent.is_empty() {
             tracing::warn!("a change is recorded{followed}");
         }
         Ok(())
     }
 
-    /// Waits until the other members of the cluster have followed everything that this member has recorded, for seven
-    /// seconds at most.
+    /// Waits until the connected verifiers have carried out everything that was announced to them, and the other
+    /// members of the cluster have followed everything that this member has recorded. Waits for three seconds at most,
+    /// in a cluster for seven.
     ///
     /// # Errors
     /// Fails if the database cannot be read.

@@ -101,6 +101,7 @@ pub fn event(event: &api::Event) -> Option<Event> {
         api::Event::LoggedOut => Some(Event::LoggedOut),
         api::Event::Alive
         | api::Event::Granted { .. }
+        | api::Event::Mark { .. }
         | api::Event::Pair { .. }
         | api::Event::Recheck
         | api::Event::RoleChange { .. }

@@ -29,6 +29,13 @@ const QUEUE: usize = 64;
 /// Maximum length of an event, in bytes.
 const MOST_EVENT: usize = 1024 * 1024;
 
+/// The events and marks that the authority is to send on a stream.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted {
+    pub confirms: Confirm,
+    pub marks: bool,
+}
+
 /// A stream of events that continues after a lost connection. The first event of each connection is [`Event::Hello`].
 /// The caller has possibly missed events before `Hello`, so it has to read its configuration or its destinations again.
 /// Dropping the `EventStream` closes the connection.
@@ -39,10 +46,10 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    pub(crate) fn start(authority: Authority, confirms: Confirm) -> Self {
+    pub(crate) fn start(authority: Authority, wanted: Wanted) -> Self {
         let (sender, events) = channel(QUEUE);
         let (lost, trouble) = watch::channel(None);
-        Self { events, trouble, task: tokio::spawn(follow(authority, confirms, sender, lost)) }
+        Self { events, trouble, task: tokio::spawn(follow(authority, wanted, sender, lost)) }
     }
 
     /// Returns a receiver that shows the reason why there is no connection at the moment. It shows `None` while there
@@ -85,7 +92,7 @@ enum End {
 
 async fn follow(
     authority: Authority,
-    confirms: Confirm,
+    wanted: Wanted,
     events: Sender<Result<Event, Error>>,
     lost: watch::Sender<Option<String>>,
 ) {
@@ -95,7 +102,7 @@ async fn follow(
     while !events.is_closed() {
         let opened = match next.take() {
             Some(connection) => Ok(connection),
-            None => open(&authority, confirms).await,
+            None => open(&authority, wanted).await,
         };
         let (why, goes_on) = match opened {
             Err(error @ (Error::NotLoggedIn | Error::Denied(_))) => {
@@ -110,7 +117,7 @@ async fn follow(
                 match end {
                     End::Unheard => return,
                     End::Moved => {
-                        next = open(&authority, confirms).await.ok();
+                        next = open(&authority, wanted).await.ok();
                         continue;
                     }
                     End::Lost(why) => (why, losses < note_loss(&authority, &connection.url)),
@@ -128,8 +135,10 @@ async fn follow(
 }
 
 /// Opens a stream at an authority that answers, and uses this authority from then on.
-async fn open(authority: &Authority, confirms: Confirm) -> Result<Connection, Error> {
-    let call = Call::get(format!("v1/events?confirm={}", confirms.name())).endless();
+async fn open(authority: &Authority, wanted: Wanted) -> Result<Connection, Error> {
+    // Authorities of earlier releases ignore the second parameter.
+    let marks = if wanted.marks { "&marks=true" } else { "" };
+    let call = Call::get(format!("v1/events?confirm={}{marks}", wanted.confirms.name())).endless();
     let call = call.with_token(authority.token.as_ref())?;
     let opened = timeout(CONNECT_TIME * 2, authority.cluster.send(&call)).await;
     let (url, response) = opened.map_err(|_| Error::Unreachable("the event stream timed out".into()))??;

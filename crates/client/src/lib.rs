@@ -32,6 +32,7 @@ use api::{
 use bounds::Gate;
 use call::{Call, parse, read};
 use cluster::{Clients, Cluster, Connections};
+use events::Wanted;
 use owner::{Elsewhere, OwnedBy};
 use reqwest::{ClientBuilder, StatusCode, Url};
 use serde::Serialize;
@@ -439,7 +440,20 @@ impl Authority {
     ///
     /// Fails if there are too many handles, or if the authority does not know this verifier or can't be reached.
     pub async fn acknowledge(&self, handles: Vec<u64>) -> Result<(), Error> {
-        let call = Call::post("v1/verifier/heard").json(&Acknowledgement { handles })?;
+        self.send_acknowledgement(&Acknowledgement { handles, marks: Vec::new() }).await
+    }
+
+    /// Confirms that this verifier has carried out all events that came before a mark on its event stream.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the authority does not know the mark or this verifier, or can't be reached.
+    pub async fn confirm_mark(&self, mark: u64) -> Result<(), Error> {
+        self.send_acknowledgement(&Acknowledgement { handles: Vec::new(), marks: vec![mark] }).await
+    }
+
+    async fn send_acknowledgement(&self, acknowledgement: &Acknowledgement) -> Result<(), Error> {
+        let call = Call::post("v1/verifier/heard").json(acknowledgement)?;
         self.cluster.call(&call.with_token(self.token.as_ref())?).await.map(drop)
     }
 
@@ -482,13 +496,18 @@ impl Authority {
 
     /// Returns the stream of events for this client's token. A task reads the stream and reconnects by itself.
     pub fn events(&self) -> EventStream {
-        EventStream::start(self.clone(), Confirm::Nothing)
+        EventStream::start(self.clone(), Wanted { confirms: Confirm::Nothing, marks: false })
     }
 
     /// Returns the stream of events for a verifier. With [`Self::acknowledge`], the verifier acknowledges the events
     /// that `confirms` selects.
     pub fn confirmed_events(&self, confirms: Confirm) -> EventStream {
-        EventStream::start(self.clone(), confirms)
+        EventStream::start(self.clone(), Wanted { confirms, marks: false })
+    }
+
+    /// Does what [`Self::confirmed_events`] does; [`Self::confirm_mark`] confirms the marks that this stream contains.
+    pub fn marked_events(&self, confirms: Confirm) -> EventStream {
+        EventStream::start(self.clone(), Wanted { confirms, marks: true })
     }
 
     /// Asks for access to a receiver.

@@ -31,7 +31,9 @@ pub trait Role {
     fn apply(&mut self, state: &State, before: &State) -> Result<()>;
 
     /// Carries out an event, and records in `state` the facts that the next run needs. The role need not request a
-    /// state after [`Event::Hello`] and [`Event::Policy`], because the follower does.
+    /// state after [`Event::Hello`] and [`Event::Policy`], because the follower does. The role gets an [`Event::Mark`]
+    /// after it has applied the state that the events before the mark demand. It confirms the mark with an
+    /// [`Acknowledger`](crate::Acknowledger) as soon as it has carried out these events.
     fn event(&mut self, event: Event, state: &mut State);
 }
 
@@ -77,11 +79,23 @@ pub struct Follower {
     /// since the request began.
     sync_again: bool,
     next_sync: Instant,
+    /// Whether the authority has announced a change since the state in force was requested.
+    is_outdated: bool,
+    /// A mark that the role gets when the state in force contains everything that was announced before the mark.
+    held: Option<Held>,
     backoff: Backoff,
     ticks: Interval,
     /// Whether the state is newer than its file.
     unsaved: bool,
     saving: Option<JoinHandle<()>>,
+}
+
+/// A mark that waits for requests.
+struct Held {
+    mark: u64,
+    /// Number of requests that have to be done before the role gets the mark: 1, or 2 if the request in progress began
+    /// before the last change was announced.
+    requests: u8,
 }
 
 /// An event that [`Follower::next`] waits for and [`Follower::handle`] reacts to.
@@ -106,7 +120,7 @@ impl Follower {
         state.store(&folder)?;
         let read = trouble.is_none().then(now);
         Ok(Self {
-            events: Some(authority.confirmed_events(confirms)),
+            events: Some(authority.marked_events(confirms)),
             authority,
             folder,
             state,
@@ -117,6 +131,8 @@ impl Follower {
             sync: None,
             sync_again: false,
             next_sync: Instant::now(),
+            is_outdated: false,
+            held: None,
             backoff: Backoff::AUTHORITY,
             ticks: interval(TICK),
             unsaved: false,
@@ -178,7 +194,7 @@ impl Follower {
             Kind::Fetched(fetched) => self.fetched(*fetched, role),
             Kind::Reconnect => {
                 self.reconnect = None;
-                self.events = Some(self.authority.confirmed_events(self.confirms));
+                self.events = Some(self.authority.marked_events(self.confirms));
             }
             Kind::Due => self.synchronise(),
             Kind::Tick => self.tick(),
@@ -207,13 +223,24 @@ impl Follower {
                 if self.health.send_if_modified(came) {
                     tracing::info!("connected to the authority");
                 }
+                // A mark of the previous stream is void.
+                self.held = None;
                 self.synchronise();
             }
             Event::Policy => self.synchronise(),
             Event::Revoked { .. } | Event::SessionsRevoked { .. } | Event::Pair { .. } | Event::Withdrawn { .. } => {
                 self.unsaved = true;
             }
-            Event::Alive | Event::Recheck | Event::Granted { .. } | Event::LoggedOut | Event::RoleChange { .. } => {}
+            Event::Mark { mark } if self.is_outdated => {
+                self.held = Some(Held { mark, requests: if self.sync_again { 2 } else { 1 } });
+                return;
+            }
+            Event::Alive
+            | Event::Recheck
+            | Event::Granted { .. }
+            | Event::Mark { .. }
+            | Event::LoggedOut
+            | Event::RoleChange { .. } => {}
         }
         role.event(event, &mut self.state);
     }
@@ -235,6 +262,7 @@ impl Follower {
 
     /// Asks the authority for its state, now or once the request under way is done.
     fn synchronise(&mut self) {
+        self.is_outdated = true;
         self.sync_again = self.sync.is_some();
         if self.sync.is_none() {
             self.sync = Some(tokio::spawn(State::fetch(self.authority.clone())));
@@ -242,7 +270,7 @@ impl Follower {
     }
 
     fn fetched<R: Role>(&mut self, fetched: Result<State, Error>, role: &mut R) {
-        match fetched {
+        let is_applied = match fetched {
             Ok(state) => self.apply(state, role),
             Err(error) => {
                 let error = explained::<R>(&error);
@@ -254,14 +282,28 @@ impl Follower {
                 }
                 self.health.send_modify(|health| health.trouble = Some(error));
                 self.next_sync = Instant::now() + self.backoff.pause();
+                false
             }
-        }
+        };
+        self.is_outdated &= self.sync_again || !is_applied;
+        self.pass_on_mark(is_applied, role);
         if std::mem::take(&mut self.sync_again) {
             self.synchronise();
         }
     }
 
-    fn apply(&mut self, mut state: State, role: &mut impl Role) {
+    /// Counts a request that is done, and gives the role the mark that waited for it.
+    fn pass_on_mark(&mut self, is_applied: bool, role: &mut impl Role) {
+        match self.held.take() {
+            Some(Held { mark, requests: 1 }) if is_applied => role.event(Event::Mark { mark }, &mut self.state),
+            // A request that begins after a failure is as good as the one that failed.
+            Some(held) => self.held = Some(Held { requests: 1, ..held }),
+            None => {}
+        }
+    }
+
+    /// Puts a state in force. Reports whether the role has applied it.
+    fn apply(&mut self, mut state: State, role: &mut impl Role) -> bool {
         if let Some(seconds) = state.clock_error(now()) {
             tracing::warn!(
                 seconds,
@@ -273,7 +315,8 @@ impl Follower {
         let applied = role.apply(&state, &self.state);
         self.backoff.reset();
         let pause = Duration::from_secs((state.config.epoch_length / 4).max(5).into());
-        self.next_sync = Instant::now() + if applied.is_ok() { pause } else { self.backoff.longest() };
+        let is_applied = applied.is_ok();
+        self.next_sync = Instant::now() + if is_applied { pause } else { self.backoff.longest() };
         let trouble = applied.err().map(|error| format!("{error:#}"));
         if let Some(error) = &trouble {
             tracing::error!("cannot put the authority's configuration and keys in force: {error}");
@@ -284,6 +327,7 @@ impl Follower {
         });
         self.state = state;
         self.unsaved = true;
+        is_applied
     }
 
     fn tick(&mut self) {

@@ -33,12 +33,14 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod acknowledger;
 mod backoff;
 mod enrolment;
 mod follow;
 mod report;
 mod state;
 
+pub use acknowledger::Acknowledger;
 pub use backoff::Backoff;
 pub use enrolment::{Enrolment, enrol};
 pub use follow::{Follower, Health, News, Role, Start};

@@ -18,7 +18,7 @@ use api::{Confirm, Event, Report};
 use datapath::Pins;
 use datapath::svtep::Unsent;
 use engine::endpoint::Endpoint;
-use follower::{Enrolment, Follower, Health, Role, Start, State};
+use follower::{Acknowledger, Enrolment, Follower, Health, Role, Start, State};
 use refusals::Refusals;
 use segments::{Answer, Answers};
 use shell::signals::Signals;
@@ -80,11 +80,13 @@ pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment)
     let folder = directory.folder().clone();
     let start = Start { authority: authority.clone(), folder, state, trouble, confirms: Confirm::Nothing };
     let mut follower = Follower::start(start)?;
+    let acknowledger = Acknowledger::new(authority.clone());
     kernel.attach_underlay()?;
     let (latest, figures) = watch::channel(None);
     let mut daemon = Daemon {
         endpoint: Endpoint::new(settings.addresses.clone()),
         health: follower.health(),
+        acknowledger,
         settings,
         enrolment,
         authority: authority.clone(),
@@ -178,6 +180,7 @@ struct Daemon {
     settings: Settings,
     enrolment: Enrolment,
     authority: client::Authority,
+    acknowledger: Acknowledger,
     health: watch::Receiver<Health>,
     kernel: Kernel,
     endpoint: Endpoint,
@@ -206,11 +209,15 @@ impl Role for Daemon {
     }
 
     fn event(&mut self, event: Event, state: &mut State) {
-        if let Event::Withdrawn { withdrawn } = event {
-            self.kernel.withdraw(&withdrawn);
-            self.withdraw(&withdrawn);
-            tracing::info!(statements = withdrawn.len(), "consent was withdrawn");
-            state.withdraw(&withdrawn, now());
+        match event {
+            Event::Withdrawn { withdrawn } => {
+                self.kernel.withdraw(&withdrawn);
+                self.withdraw(&withdrawn);
+                tracing::info!(statements = withdrawn.len(), "consent was withdrawn");
+                state.withdraw(&withdrawn, now());
+            }
+            Event::Mark { mark } => self.acknowledger.confirm(mark),
+            _ => {}
         }
     }
 }

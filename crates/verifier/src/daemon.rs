@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail};
 use api::Confirm;
 use datapath::Pins;
 use datapath::hook::{Choice, Hook};
-use follower::{Enrolment, Follower, Start as Following, State};
+use follower::{Acknowledger, Enrolment, Follower, Start as Following, State};
 use others::{Common, Other};
 use shell::control::Access;
 use shell::signals::Signals;
@@ -33,6 +33,7 @@ use tokio::time::Instant;
 use wire::map::FlowKey;
 
 mod events;
+mod marks;
 mod notify;
 mod others;
 mod sealing;
@@ -220,6 +221,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let in_tunnels = Arc::new(Unnamed::default());
     let naming = tokio::spawn(events::name(shared.clone(), authority.clone(), unknown_grants, in_tunnels.clone()));
     let confirmer = Confirmer::new(authority.clone(), confirms);
+    let marks = marks::Marks::new(Acknowledger::new(authority.clone()));
     #[cfg(feature = "seal")]
     let sealed =
         sealing::Service::new(shared.clone(), settings.tunnel_pool.clone(), settings.tunnel_queues, seed, in_tunnels);
@@ -237,6 +239,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         sweeping: None,
         sweep_again: false,
         confirmer,
+        marks,
         last_status: String::new(),
         #[cfg(feature = "seal")]
         sealed,
@@ -342,9 +345,10 @@ struct Daemon {
     recheck: Recheck,
     second_cut: Option<Instant>,
     /// The sweep in progress, if there is one. `sweep_again` says whether another sweep has to follow.
-    sweeping: Option<JoinHandle<u32>>,
+    sweeping: Option<JoinHandle<Option<u32>>>,
     sweep_again: bool,
     confirmer: Confirmer,
+    marks: marks::Marks,
     /// The last status line sent to the service manager.
     last_status: String,
     #[cfg(feature = "seal")]

@@ -54,6 +54,20 @@ impl Recheck {
         }
     }
 
+    /// Returns the number of answers that have to come until everything is rechecked that was wanted so far.
+    pub const fn outstanding(&self) -> u8 {
+        match (&self.asking, self.retry) {
+            (Some(_), _) if self.again => 2,
+            (Some(_), _) | (None, Some(_)) => 1,
+            (None, None) => 0,
+        }
+    }
+
+    /// Reports whether the last request failed.
+    pub const fn is_failing(&self) -> bool {
+        self.is_failing
+    }
+
     /// Waits for the authority's next answer, and returns the grants whose flows have to be cut. The caller can cancel
     /// the wait without losing an answer.
     pub async fn answer(&mut self) -> Vec<RevokedGrant> {

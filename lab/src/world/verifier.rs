@@ -145,6 +145,11 @@ impl Verifier {
         process.wait(SOON).map(drop)
     }
 
+    /// Sends a signal to the daemon.
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
+        self.process.as_mut().context("the verifier does not run")?.signal(signal)
+    }
+
     /// Ends protection, and removes the kernel programs and their tables.
     pub fn detach(&mut self) -> Result<()> {
         process::output(&mut self.daemon_command("detach"))?;

@@ -7,6 +7,7 @@ mod cluster;
 mod dns;
 mod lists;
 mod policy;
+mod revoke;
 mod score;
 mod segments;
 mod service;
@@ -14,10 +15,10 @@ mod session;
 mod webhook;
 
 use crate::admin::control::{self, Command};
-use crate::admin::{self, Factor, Revoked, backup};
+use crate::admin::{self, Factor, backup};
 use crate::directory::default_names;
 use crate::http::openapi;
-use crate::storage::{Database, RevokedCounts, Which};
+use crate::storage::Database;
 use crate::{Directory, Server, now, settings, tls};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
@@ -110,15 +111,8 @@ pub enum AuthorityCommand {
     /// Check, compare, try and apply policies
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
-    /// End grants early; established flows are cut
-    Revoke {
-        /// The authority's directory
-        #[command(flatten)]
-        at: At,
-        /// The grants to end
-        #[command(flatten)]
-        which: Revocation,
-    },
+    /// End grants early; established flows are cut. Waits until the connected verifiers have confirmed it
+    Revoke(revoke::RevokeArguments),
     /// List grants
     Grants {
         /// Options of the list
@@ -285,36 +279,6 @@ pub enum VerifierCommand {
     },
 }
 
-/// The grants and sessions to end
-#[derive(Args, Debug)]
-#[group(required = true, multiple = false)]
-pub struct Revocation {
-    /// One grant, by its handle
-    #[arg(long, value_name = "HANDLE")]
-    grant: Option<String>,
-    /// All sessions and grants of a person
-    #[arg(long)]
-    person: Option<String>,
-    /// All sessions and grants of one device of a person
-    #[arg(long, value_name = "PERSON/DEVICE")]
-    device: Option<String>,
-}
-
-impl Revocation {
-    fn which(self) -> Result<Which> {
-        if let Some(handle) = self.grant {
-            let handle =
-                handle.parse().ok().context("a handle has 16 hex digits, as `vouchsafe authority grants` shows it")?;
-            return Ok(Which::Grant(handle));
-        }
-        match (self.person, self.device.as_deref().and_then(|device| device.split_once('/'))) {
-            (Some(person), _) => Ok(Which::Person(person)),
-            (None, Some((person, device))) => Ok(Which::Device(person.into(), device.into())),
-            (None, None) => bail!(WRITE_DEVICE),
-        }
-    }
-}
-
 impl Password {
     fn read(&self) -> Result<Zeroizing<String>> {
         let read = if let Some(file) = &self.password_file {
@@ -351,7 +315,7 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
         AuthorityCommand::Session(command) => return session::run(command).await,
         AuthorityCommand::Verifier(command) => verifier(command).await?,
         AuthorityCommand::Policy(command) => return policy::run(command).await,
-        AuthorityCommand::Revoke { at, which } => return revoke(&at, &which.which()?).await,
+        AuthorityCommand::Revoke(arguments) => return revoke::run(arguments).await,
         AuthorityCommand::Grants { list, all, handle } => {
             let database = list.at.database()?;
             let grants = match handle {
@@ -442,45 +406,6 @@ async fn serve(at: &At, listen: Option<SocketAddr>) -> Result<()> {
     }
     server.stop().await;
     Ok(())
-}
-
-async fn revoke(at: &At, which: &Which) -> Result<ExitCode> {
-    if !at.database()?.has(which)? {
-        match which {
-            Which::Grant(handle) => {
-                println!("there is no grant {handle}: `vouchsafe authority grants --all` lists the grants")
-            }
-            Which::Device(person, device) => {
-                println!("no device {person}/{device}: `vouchsafe authority device list` lists the devices")
-            }
-            Which::Person(person) | Which::OwnGrant(person, _) => {
-                println!(
-                    "no person or service {person}: `vouchsafe authority user list` and `service list` list the \
-                     accounts"
-                );
-            }
-            Which::Session(_) => {
-                println!("there is no such session: `vouchsafe authority session list` lists the sessions")
-            }
-        }
-        return Ok(ExitCode::FAILURE);
-    }
-    let Revoked { counts: RevokedCounts { sessions, grants }, announced } =
-        admin::revoke(&at.directory(), which).await?;
-    let ended = if sessions > 0 { format!("{} ended, ", count(sessions, "session")) } else { String::new() };
-    let grants = format!("{ended}{}", count(grants, "grant"));
-    if announced {
-        println!(
-            "{grants} revoked; verifiers cut the flows of these grants, and the flows of expired grants that are now \
-             revoked"
-        );
-    } else {
-        println!(
-            "{grants} revoked, but the authority is not running: verifiers receive the revocation when it starts. \
-             Until then, unexpired grants stay valid, and flows continue"
-        );
-    }
-    Ok(ExitCode::SUCCESS)
 }
 
 async fn user(command: UserCommand) -> Result<()> {

@@ -16,6 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::task::JoinSet;
 
 /// Time limit for the command to wait for the server's reply, and for the server to serve one command.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -23,6 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const LOADS: Duration = Duration::from_secs(2);
 /// The answer while the server reads lists.
 pub const LOADING: &str = "the server reads the lists";
+/// Maximum number of commands that are served at the same time. Nearly all of them wait for verifiers.
+const COMMANDS: usize = 64;
 /// Pause after a failure to accept a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum length of a message, in bytes: a policy of maximum length still fits after JSON has escaped its characters.
@@ -74,7 +78,7 @@ pub enum Command {
 pub struct Acted {
     /// One line for the operator.
     pub done: String,
-    /// The other members of the cluster, and which of them have followed the change.
+    /// The other members of the cluster and the verifiers, and which of them have followed the change.
     pub followed: Followed,
 }
 
@@ -139,13 +143,19 @@ pub fn listen(directory: &Directory) -> Result<UnixListener> {
     }
 }
 
-/// Serves commands, one after the other, until the future is dropped.
+/// Serves commands until the future is dropped. Commands act one after the other, but several may wait for verifiers
+/// and for members of the cluster at the same time: a verifier that never confirms does not hold up other commands.
 ///
 /// # Errors
 /// Fails if the directory's owner cannot be read.
 pub(crate) async fn serve(listener: UnixListener, authority: Arc<Authority>) -> Result<()> {
     let owner = authority.directory.owner()?;
+    let (turns, mut served) = (Arc::new(Mutex::new(())), JoinSet::new());
     loop {
+        while served.try_join_next().is_some() {}
+        if served.len() >= COMMANDS {
+            served.join_next().await;
+        }
         let Ok((stream, _)) = listener.accept().await else {
             // The process has usually run out of file descriptors; connections that end will free some.
             tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -159,27 +169,32 @@ pub(crate) async fn serve(listener: UnixListener, authority: Arc<Authority>) -> 
             );
             continue;
         }
-        match tokio::time::timeout(PATIENCE, answer(stream, &authority)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!("cannot serve a command at the control socket: {error:#}"),
-            Err(_) => tracing::warn!(
-                "a command at the control socket took longer than {PATIENCE:?}; it may still take effect"
-            ),
-        }
+        let (authority, turns) = (authority.clone(), turns.clone());
+        served.spawn(async move {
+            match tokio::time::timeout(PATIENCE, answer(stream, authority, turns)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!("cannot serve a command at the control socket: {error:#}"),
+                Err(_) => tracing::warn!(
+                    "a command at the control socket took longer than {PATIENCE:?}; it may still take effect"
+                ),
+            }
+        });
     }
 }
 
-async fn answer(stream: UnixStream, authority: &Arc<Authority>) -> Result<()> {
+/// The turn of a command. It ends when the command has acted; the command does not hold it while it waits for others.
+type Turn = OwnedMutexGuard<()>;
+
+async fn answer(stream: UnixStream, authority: Arc<Authority>, turns: Arc<Mutex<()>>) -> Result<()> {
     let (reader, mut writer) = stream.into_split();
     let command = read(reader).await?;
-    let authority = authority.clone();
     // The command runs as a separate task, so that it completes even if the time limit expires.
-    let done = tokio::spawn(async move { act(&authority, command).await }).await?;
+    let done = tokio::spawn(async move { act(&authority, command, turns.lock_owned().await).await }).await?;
     let reply = done.map_or_else(|error| Reply::Refused(format!("{error:#}")), Reply::Done);
     Ok(writer.write_all(&lines::encode(&reply)?).await?)
 }
 
-async fn act(authority: &Arc<Authority>, command: Command) -> Result<Value> {
+async fn act(authority: &Arc<Authority>, command: Command, turn: Turn) -> Result<Value> {
     let line = match command {
         Command::Segments(filter) => {
             let authority = authority.clone();
@@ -192,37 +207,42 @@ async fn act(authority: &Arc<Authority>, command: Command) -> Result<Value> {
         Command::Sync => {
             authority.follower.refresh().await?;
             authority.sync.run().await?;
-            return acted(authority, "synchronised with the server".into()).await;
+            return acted(authority, "synchronised with the server".into(), turn).await;
         }
         Command::Reevaluate => {
             authority.follower.refresh().await?;
             let done = authority.enforcer.reevaluate("tags, groups or consents changed").await?;
-            return acted(authority, done.to_string()).await;
+            return acted(authority, done.to_string(), turn).await;
         }
         Command::Lists => {
             let lists = authority.lists.clone();
             let follow = tokio::spawn(async move { lists.follow().await });
             return match tokio::time::timeout(LOADS, follow).await {
-                Ok(done) => acted(authority, done??).await,
+                Ok(done) => acted(authority, done??, turn).await,
                 // The task continues. Meanwhile, other commands get their turn.
-                Err(_) => acted(authority, LOADING.into()).await,
+                Err(_) => acted(authority, LOADING.into(), turn).await,
             };
         }
         Command::ReloadKeys { anew } => {
             let keys = authority.directory.read_master_keys()?;
             authority.enforcer.replace_keys(keys, anew).await?;
+            drop(turn);
             Ok(format!("the verifiers are notified{}", authority.sync.confirmed().await?))
         }
         Command::RenewSessions { person } => authority.renewal.renew_now(person).await.map(|done| done.to_string()),
         Command::ApplyPolicy { text, note, by } => {
-            authority.enforcer.apply(text, note, by, None).await.map(|done| done.to_string())
+            let applied = authority.enforcer.put_in_force(text, note, by, None).await?;
+            drop(turn);
+            authority.enforcer.confirm(applied).await.map(|done| done.to_string())
         }
     };
     line.map(Value::String)
 }
 
-/// Waits until the other members of the cluster have followed, and returns the reply.
-async fn acted(authority: &Authority, done: String) -> Result<Value> {
+/// Ends the command's turn, waits until the verifiers and the other members of the cluster have followed, and returns
+/// the reply.
+async fn acted(authority: &Authority, done: String, turn: Turn) -> Result<Value> {
+    drop(turn);
     Ok(serde_json::to_value(Acted { done, followed: authority.sync.confirmed().await? })?)
 }
 

@@ -4,7 +4,7 @@
 use super::confirm::known;
 use super::contact::{Contact, Standing};
 use super::files::{self, SharedFiles};
-use super::membership::{Cluster, KNOWN, KnownMember, Members, check_alike};
+use super::membership::{Cluster, KNOWN, KnownMember, Members, VerifiersState, check_alike};
 use crate::leases::Leases;
 use crate::login::Sessions;
 use crate::policy::{Enforcer, PolicyInForce};
@@ -63,6 +63,10 @@ pub struct Follower {
 pub struct FollowerState {
     rounds: SingleFlight,
     wake: Notify,
+    /// Notified when the verifiers that are connected here have to be waited for.
+    announced: Notify,
+    /// Whether a command of another member waits for them.
+    is_awaited: AtomicBool,
     /// Whether a round failed after it had taken changes. The next round must then treat everything as changed.
     missed: AtomicBool,
     /// Whether the endpoints have to read their destinations again.
@@ -121,6 +125,41 @@ impl Follower {
         }
     }
 
+    /// Waits for the verifiers that are connected here, and notes in this member's state what they have carried out,
+    /// until the future is dropped.
+    ///
+    /// # Errors
+    /// Never fails. It returns a `Result` because all tasks of the server do.
+    pub async fn hear(self: Arc<Self>) -> Result<()> {
+        let Some(cluster) = self.members.cluster() else { return std::future::pending().await };
+        loop {
+            self.state.announced.notified().await;
+            let is_awaited = self.state.is_awaited.swap(false, Ordering::SeqCst);
+            // Everything up to this entry has been announced.
+            let followed = cluster.own().followed;
+            note_heard(cluster, self.sync.confirmation.heard_here(followed).await);
+            if is_awaited && let Err(error) = self.publish_once().await {
+                tracing::debug!("cannot publish what the verifiers have carried out; trying again: {error:#}");
+            }
+        }
+    }
+
+    /// Notes what the verifiers have carried out, and returns true, if nobody has to be waited for. Otherwise makes
+    /// [`Self::hear`] wait for them.
+    fn hear_now(&self, cluster: &Cluster) -> bool {
+        let heard = self.sync.confirmation.heard_now(cluster.own().followed);
+        match heard {
+            Some(heard) => {
+                note_heard(cluster, heard);
+                true
+            }
+            None => {
+                self.state.announced.notify_one();
+                false
+            }
+        }
+    }
+
     /// Publishes the state of this member until the future is dropped. While the member has no contact with etcd, or a
     /// wrong clock, sends the endpoints that listen here to other members.
     ///
@@ -135,6 +174,9 @@ impl Follower {
         let (mut is_known, mut sent_away, mut disagreement) = (false, false, Failure::default());
         loop {
             ticks.tick().await;
+            if let Some(cluster) = self.members.cluster() {
+                self.hear_now(cluster);
+            }
             if let Err(error) = self.publish_once().await {
                 self.contact.note_failure(format!("{error:#}"));
                 ticks.reset_after(AGAIN);
@@ -228,6 +270,10 @@ impl Follower {
         }
         if urgent {
             // Another member's command waits for this state.
+            if !self.hear_now(cluster) {
+                self.state.is_awaited.store(true, Ordering::SeqCst);
+                self.state.announced.notify_one();
+            }
             self.publish_once().await?;
         }
         in_contact
@@ -359,6 +405,15 @@ impl Follower {
         };
         self.storage.call(record).await
     }
+}
+
+/// Notes in a member's state what its verifiers have carried out, unless it says so about a later entry of the log.
+fn note_heard(cluster: &Cluster, heard: VerifiersState) {
+    cluster.change(|own| {
+        if own.verifiers.as_ref().is_none_or(|before| before.heard <= heard.heard) {
+            own.verifiers = Some(heard);
+        }
+    });
 }
 
 /// Watches the head of the log on a thread of its own, which ends with the follower.

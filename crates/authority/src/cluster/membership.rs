@@ -49,6 +49,28 @@ pub struct MemberState {
     pub issuer: String,
     /// The last entries of the member's audit trails, such as `acts:123:9f86d081…`.
     pub heads: Vec<String>,
+    /// The verifiers that are connected to the member. `None` if the member runs an earlier release, or has just
+    /// started.
+    #[serde(default)]
+    pub verifiers: Option<VerifiersState>,
+}
+
+/// Maximum number of verifiers that a member names. A member publishes its state every second, and all names together
+/// take some kilobytes then.
+pub const CONNECTED_MAX: usize = 256;
+
+/// The verifiers that are connected to a member, as the member publishes them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VerifiersState {
+    /// Number of the last entry of the log that all connected verifiers have carried out, except for those in `late`
+    /// and `unable`.
+    pub heard: u64,
+    /// The connected verifiers that have not confirmed.
+    pub late: Vec<String>,
+    /// The connected verifiers that do not confirm, because they run an earlier release.
+    pub unable: Vec<String>,
+    /// All connected verifiers; `None` if there are more than [`CONNECTED_MAX`].
+    pub connected: Option<Vec<String>>,
 }
 
 /// A member of the cluster, running or not.

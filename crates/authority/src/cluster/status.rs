@@ -1,6 +1,6 @@
 //! The state of the cluster as this member knows it. The member's server and etcd need not be running.
 
-use super::confirm::{Followed, known, wait_for};
+use super::confirm::{Followed, known, wait_without_server};
 use super::contact::Standing;
 use super::membership::{Cluster, KNOWN, KnownMember, MemberState, Members, check_alike};
 use crate::{Directory, now};
@@ -230,5 +230,7 @@ pub fn followed(directory: &Directory) -> Result<Followed> {
     let members = Members::read(directory.path(), None)?;
     let Some(cluster) = members.cluster() else { return Ok(Followed::default()) };
     let database = directory.open_database()?;
-    Ok(wait_for(cluster, database.applied()?, &known(&database)?))
+    let enrolled = database.verifiers()?.into_iter().filter(|verifier| verifier.enrolled.is_some());
+    let enrolled: Vec<_> = enrolled.map(|verifier| verifier.verifier).collect();
+    Ok(wait_without_server(cluster, database.applied()?, &known(&database)?, &enrolled))
 }

@@ -30,8 +30,8 @@ use crate::sync::Synchroniser;
 use crate::{Settings, console, convert, metrics, now};
 use api::{
     Acknowledgement, Confirm, Destinations, EndpointPlaces, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest,
-    FlowsToCut, Grant, GrantOwner, GrantRequest, LIVE_FLOWS_MAX, LiveFlows, LoggedOut, Login, PersonExplanation,
-    REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, SealedDestinations, VerifierConfig,
+    FlowsToCut, Grant, GrantOwner, GrantRequest, LIVE_FLOWS_MAX, LiveFlows, LoggedOut, Login, MARKS_MAX,
+    PersonExplanation, REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, SealedDestinations, VerifierConfig,
 };
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
@@ -236,12 +236,17 @@ async fn grant(
 #[derive(Deserialize)]
 struct EventsQuery {
     confirm: Option<Confirm>,
+    #[serde(default)]
+    marks: bool,
 }
 
 /// Subscribe to server-sent events about changes
 #[utoipa::path(
     get, path = "/v1/events", security(("session" = []), ("verifier" = [])),
-    params(("confirm" = Option<Confirm>, Query, description = "The events that this verifier confirms; nothing if absent")),
+    params(
+        ("confirm" = Option<Confirm>, Query, description = "The events that this verifier confirms; nothing if absent"),
+        ("marks" = Option<bool>, Query, description = "Whether this verifier confirms marks; false if absent"),
+    ),
     responses((status = 200, body = api::Event, content_type = "text/event-stream"), Problem)
 )]
 async fn events(
@@ -252,12 +257,15 @@ async fn events(
     caller: Caller,
     query: Result<Query<EventsQuery>, QueryRejection>,
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Problem> {
-    let malformed = |_| Problem::Malformed("`confirm` must be pairs, grants or absent".into());
-    let Query(EventsQuery { confirm }) = query.map_err(malformed)?;
+    let malformed = "`confirm` must be pairs, grants or absent, and `marks` must be true, false or absent";
+    let Query(EventsQuery { confirm, marks }) = query.map_err(|_| Problem::Malformed(malformed.into()))?;
     if let Caller::Session(caller) = &caller {
         drop(queue.turn(&caller.session.person).await);
     }
-    let stream = push.open(caller.listener(), confirm.unwrap_or_default());
+    let stream = match (&caller, marks) {
+        (Caller::Verifier(_), true) => push.open_marked(caller.listener(), confirm.unwrap_or_default()),
+        _ => push.open(caller.listener(), confirm.unwrap_or_default()),
+    };
     // The token may have become invalid after it was looked up and before the stream was opened, when there was no
     // stream to close.
     if !caller.is_known(&sessions, &verifiers) {
@@ -453,17 +461,25 @@ async fn flows(
     Ok(Json(FlowsToCut { cut }))
 }
 
-/// Confirm that the verifier has received the events about grants
+/// Confirm that the verifier has received the events about grants, and carried out all events before marks
 #[utoipa::path(
     post, path = "/v1/verifier/heard", operation_id = "heard", security(("verifier" = [])), request_body = Acknowledgement,
     responses((status = 204, description = "Noted"), Problem)
 )]
 async fn acknowledge(
     Part(grants): Part<GrantIssuer>,
+    Part(push): Part<Push>,
     caller: VerifierCaller,
-    Body(Acknowledgement { handles }): Body<Acknowledgement>,
+    Body(Acknowledgement { handles, marks }): Body<Acknowledgement>,
 ) -> Result<StatusCode, Problem> {
+    if marks.len() > MARKS_MAX {
+        return Err(Problem::Malformed(format!("at most {MARKS_MAX} marks, not {}", marks.len())));
+    }
     grants.acknowledge(&caller.id, &checked(handles)?);
+    let known = marks.iter().filter(|mark| push.confirm(&caller.id, **mark)).count();
+    if known < marks.len() {
+        return Err(Problem::NotFound("mark on an open event stream of this verifier"));
+    }
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -66,6 +66,7 @@ impl Server {
         tasks.spawn(control::serve(socket, authority.clone()));
         tasks.spawn(authority.follower.clone().run());
         tasks.spawn(authority.follower.clone().publish());
+        tasks.spawn(authority.follower.clone().hear());
         tasks.spawn(authority.follower.clone().upload());
         tasks.spawn(keep_alive(authority.sync.clone()));
         tasks.spawn(keep_renewed(authority.clone()));

@@ -31,7 +31,7 @@ pub struct Applied {
     pub summary: String,
     /// The numbers of grants and segments that the version ended.
     pub ended: Reevaluated,
-    /// The other members of the cluster, and which of them have followed the change.
+    /// The other members of the cluster and the verifiers, and which of them have followed the change.
     pub followed: Followed,
 }
 
@@ -84,6 +84,32 @@ pub struct Enforcer {
 }
 
 impl Enforcer {
+    /// Puts a policy in force as [`Self::put_in_force`] does, and waits for the other members and the verifiers as
+    /// [`Synchroniser::confirmed`] does.
+    ///
+    /// # Errors
+    /// Fails for the same reasons as [`Self::put_in_force`].
+    pub async fn apply(
+        &self,
+        text: Option<String>,
+        note: String,
+        by: Option<Operator>,
+        after: Option<i64>,
+    ) -> Result<Applied> {
+        let applied = self.put_in_force(text, note, by, after).await?;
+        self.confirm(applied).await
+    }
+
+    /// Waits until the other members and the verifiers have followed a policy that was put in force.
+    ///
+    /// # Errors
+    /// Fails if the database cannot be read.
+    pub async fn confirm(&self, applied: Applied) -> Result<Applied> {
+        let applied = Applied { followed: self.sync.confirmed().await?, ..applied };
+        tracing::info!("policy: {applied}");
+        Ok(applied)
+    }
+
     /// Puts a policy and the current `networks.toml` in force. If `text` is given, it is the policy, and also replaces
     /// the content of the policy file. If `text` is `None`, the policy is read from the policy file. Holds the policy's
     /// write lock while the new version is recorded.
@@ -92,7 +118,7 @@ impl Enforcer {
     /// Fails if the policy or `networks.toml` cannot be read or is not valid, a test of the policy fails, `after` is
     /// given and is not the version in force, or the database or the policy file cannot be written. If the new version
     /// was not recorded, nothing changes.
-    pub async fn apply(
+    pub async fn put_in_force(
         &self,
         text: Option<String>,
         note: String,
@@ -149,10 +175,7 @@ impl Enforcer {
         synchronised?;
         // The policy is in force in any case, so the listeners have been told before a failure is reported.
         let ended = Reevaluated { revoked: revoked + finished?, withdrawn: withdrawn.statements.len() };
-        let followed = self.sync.confirmed().await?;
-        let applied = Applied { version, summary, ended, followed };
-        tracing::info!("policy: {applied}");
-        Ok(applied)
+        Ok(Applied { version, summary, ended, followed: Followed::default() })
     }
 
     /// Completes a change of the policy in a cluster: revokes forbidden grants that another member recorded just before

@@ -3,11 +3,14 @@
 //! it has reconnected. `sync.rs` and `policy/enforcer.rs` announce what has ended; `http/handlers.rs` writes the events
 //! to the streams.
 
+use crate::push::marks::Marks;
 use crate::push::queue::{EventQueue, Sender, queue};
 use crate::storage::TokenHash;
 use api::{Confirm, Event, RevokedGrant, RevokedSession, Withdrawal};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
 
 /// Maximum number of events that wait to be read by one listener's stream.
 const QUEUE: usize = 256;
@@ -28,14 +31,27 @@ pub enum Listener {
 }
 
 /// An open stream, and the kinds of events that its listener confirms.
-struct Stream {
+pub struct Stream {
+    /// The number of the stream. A stream that was opened later has a greater number.
+    pub(super) id: u64,
     sender: Sender,
     confirms: Confirm,
+    /// The marks; `None` if the listener confirms none.
+    pub(super) marks: Option<Box<Marks>>,
 }
 
 impl Stream {
-    fn send(&self, text: &Arc<str>) -> bool {
-        self.sender.send(std::slice::from_ref(text))
+    /// Sends events together. If `is_marked` is set, a mark follows, unless one is still open.
+    fn send(&mut self, events: &[Arc<str>], is_marked: bool) -> bool {
+        match self.marks.as_mut().filter(|_| is_marked).and_then(|marks| marks.announce()) {
+            Some(mark) => self.sender.send(&[events, &[text(&Event::Mark { mark })]].concat()),
+            None => self.sender.send(events),
+        }
+    }
+
+    /// Reports whether the connection of the stream has ended.
+    pub(super) fn is_closed(&self) -> bool {
+        self.sender.is_closed()
     }
 }
 
@@ -45,22 +61,62 @@ type Streams = HashMap<Listener, Vec<Stream>>;
 #[derive(Default)]
 pub struct Push {
     streams: Mutex<Streams>,
+    /// The number of the last stream that was opened.
+    opened: AtomicU64,
+    /// Notified after a verifier has confirmed a mark.
+    pub(super) confirmations: Notify,
 }
 
 impl Push {
     /// Opens a stream of events in JSON, which begins with the event `Hello`. `confirms` states which events the
     /// listener confirms. If the listener has too many streams, the oldest is closed.
     pub fn open(&self, listener: Listener, confirms: Confirm) -> EventQueue {
+        self.open_with(listener, confirms, None)
+    }
+
+    /// Opens a stream as [`Self::open`] does, for a verifier that confirms marks.
+    pub fn open_marked(&self, listener: Listener, confirms: Confirm) -> EventQueue {
+        self.open_with(listener, confirms, Some(Box::default()))
+    }
+
+    fn open_with(&self, listener: Listener, confirms: Confirm, marks: Option<Box<Marks>>) -> EventQueue {
         let (sender, events) = queue(QUEUE);
-        sender.send(&[text(&Event::Hello)]);
         let mut streams = self.lock();
+        let id = self.opened.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut stream = Stream { id, sender, confirms, marks };
+        stream.send(&[text(&Event::Hello)], true);
         let open_streams = streams.entry(listener).or_default();
-        open_streams.retain(|stream| !stream.sender.is_closed());
+        open_streams.retain(|stream| !stream.is_closed());
         if open_streams.len() >= MOST_STREAMS {
             open_streams.remove(0);
         }
-        open_streams.push(Stream { sender, confirms });
+        open_streams.push(stream);
         events
+    }
+
+    /// Records that a verifier has confirmed a mark, and sends the next one if there were announcements meanwhile.
+    /// Reports whether the mark is known: one of a stream that has ended is not.
+    pub fn confirm(&self, verifier: &str, mark: u64) -> bool {
+        let mut streams = self.lock();
+        let listener = Listener::Verifier(verifier.to_owned());
+        let Some(open_streams) = streams.get_mut(&listener) else { return false };
+        let mut is_known = false;
+        open_streams.retain_mut(|stream| {
+            let Some(marks) = &mut stream.marks else { return true };
+            if !marks.confirm(mark) {
+                return true;
+            }
+            is_known = true;
+            marks.next().is_none_or(|mark| stream.sender.send(&[text(&Event::Mark { mark })]))
+        });
+        if open_streams.is_empty() {
+            streams.remove(&listener);
+        }
+        drop(streams);
+        if is_known {
+            self.confirmations.notify_waiters();
+        }
+        is_known
     }
 
     /// Sends an event to all streams of one listener, and closes the streams whose queue is full. Returns the number of
@@ -68,8 +124,8 @@ impl Push {
     pub fn send(&self, listener: &Listener, event: &Event) -> usize {
         let mut streams = self.lock();
         let Some(open_streams) = streams.get_mut(listener) else { return 0 };
-        let text = text(event);
-        open_streams.retain(|stream| stream.send(&text));
+        let events = [text(event)];
+        open_streams.retain_mut(|stream| stream.send(&events, event.is_marked()));
         let wanted = event.confirm();
         let confirming =
             open_streams.iter().filter(|stream| wanted != Confirm::Nothing && stream.confirms >= wanted).count();
@@ -81,9 +137,9 @@ impl Push {
 
     /// Sends an event to all listeners.
     pub fn broadcast(&self, event: &Event) {
-        let text = text(event);
+        let events = [text(event)];
         self.lock().retain(|_, open_streams| {
-            open_streams.retain(|stream| stream.send(&text));
+            open_streams.retain_mut(|stream| stream.send(&events, event.is_marked()));
             !open_streams.is_empty()
         });
     }
@@ -109,7 +165,7 @@ impl Push {
         for (listener, events) in revocations(revoked) {
             let mut streams = self.lock();
             let Some(open_streams) = streams.get_mut(&listener) else { continue };
-            open_streams.retain(|stream| stream.sender.send(&events));
+            open_streams.retain_mut(|stream| stream.send(&events, true));
             if open_streams.is_empty() {
                 streams.remove(&listener);
             }
@@ -124,7 +180,7 @@ impl Push {
         self.lock().retain(|listener, open_streams| {
             let mut events = vec![policy.clone()];
             events.append(&mut revoked.remove(listener).unwrap_or_default());
-            open_streams.retain(|stream| stream.sender.send(&events));
+            open_streams.retain_mut(|stream| stream.send(&events, true));
             !open_streams.is_empty()
         });
     }
@@ -142,9 +198,9 @@ impl Push {
         self.lock().retain(|listener, open_streams| {
             let stays = known(listener);
             if !stays && matches!(listener, Listener::Session(_)) {
-                let text = text(&Event::LoggedOut);
-                for stream in open_streams.iter() {
-                    stream.send(&text);
+                let events = [text(&Event::LoggedOut)];
+                for stream in open_streams.iter_mut() {
+                    stream.send(&events, false);
                 }
             }
             stays
@@ -154,7 +210,7 @@ impl Push {
     /// Returns the numbers of open streams: those of sessions, then those of verifiers.
     pub fn count(&self) -> (usize, usize) {
         self.lock().iter().fold((0, 0), |(sessions, verifiers), (listener, open_streams)| {
-            let open = open_streams.iter().filter(|stream| !stream.sender.is_closed()).count();
+            let open = open_streams.iter().filter(|stream| !stream.is_closed()).count();
             match listener {
                 Listener::Session(_) => (sessions + open, verifiers),
                 Listener::Verifier(_) => (sessions, verifiers + open),
@@ -162,7 +218,12 @@ impl Push {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Streams> {
+    /// Returns the number of the last stream that was opened.
+    pub(super) fn last_stream(&self) -> u64 {
+        self.opened.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Streams> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -8,6 +8,11 @@ use authority::{Server, admin, now};
 use client::Error;
 use wire::Handle;
 
+/// Returns the numbers of a revocation, and whether it was announced.
+fn counted(revoked: Revoked) -> (RevokedCounts, bool) {
+    (revoked.counts, revoked.announced)
+}
+
 #[tokio::test]
 async fn a_revocation_counts_the_sessions_that_it_ends() {
     let stage = Stage::start().await;
@@ -15,9 +20,9 @@ async fn a_revocation_counts_the_sessions_that_it_ends() {
     second.grant(&git()).await.unwrap();
     let which = Which::Person("alice".into());
     let counts = RevokedCounts { sessions: 2, grants: 1 };
-    assert_eq!(admin::revoke(&stage.directory, &which).await.unwrap(), Revoked { counts, announced: true });
+    assert_eq!(counted(admin::revoke(&stage.directory, &which).await.unwrap()), (counts, true));
     let counts = RevokedCounts::default();
-    assert_eq!(admin::revoke(&stage.directory, &which).await.unwrap(), Revoked { counts, announced: true });
+    assert_eq!(counted(admin::revoke(&stage.directory, &which).await.unwrap()), (counts, true));
 }
 
 #[tokio::test]
@@ -29,7 +34,7 @@ async fn a_revoked_grant_is_pushed_to_its_verifier_and_its_holder() {
     let (grant, kept) = (alice.grant(&git()).await.unwrap(), alice.grant(&to("203.0.113.10", 17, 443)).await.unwrap());
     let which = Which::Grant(Handle(handle(&grant)));
     let counts = RevokedCounts { sessions: 0, grants: 1 };
-    assert_eq!(admin::revoke(&stage.directory, &which).await.unwrap(), Revoked { counts, announced: true });
+    assert_eq!(counted(admin::revoke(&stage.directory, &which).await.unwrap()), (counts, true));
     assert_eq!(revoked(&mut guard).await, [handle(&grant)]);
     assert_eq!(revoked(&mut holder).await, [handle(&grant)]);
     let listed = verifier.config().await.unwrap().revoked;
@@ -112,7 +117,7 @@ async fn a_policy_change_cuts_what_it_no_longer_permits() {
     // The new policy no longer allows SSH, and narrows the scope of grants for the lab. QUIC stays allowed.
     let next_policy = POLICY.replace("\"tcp/22\", ", "").replace("granularity = \"network\"\n", "");
     let text = stage.apply(&next_policy).await.unwrap();
-    assert_eq!(text, "version 2: 2 receivers and 3 rules in force; 2 grants revoked");
+    assert!(text.starts_with("version 2: 2 receivers and 3 rules in force; 2 grants revoked; edge-1: "), "{text}");
     assert_eq!(revoked(&mut guard).await, [handle(&ssh)]);
     assert_eq!(next(&mut holder).await, Event::Policy);
     let mut cut = revoked(&mut holder).await;
@@ -125,7 +130,7 @@ async fn a_policy_change_cuts_what_it_no_longer_permits() {
     assert_eq!(live.iter().map(|grant| grant.handle.0).collect::<Vec<_>>(), [handle(&quic)]);
     // Applying the same text again creates no new version.
     let again = stage.apply(&next_policy).await.unwrap();
-    assert_eq!(again, "version 2: 2 receivers and 3 rules in force; 0 grants revoked");
+    assert!(again.starts_with("version 2: 2 receivers and 3 rules in force; 0 grants revoked"), "{again}");
 }
 
 #[tokio::test]
@@ -183,7 +188,7 @@ async fn flows_of_ended_grants_are_cut_by_a_policy_that_would_not_give_them() {
     let handles = [handle(&ssh), handle(&quic)];
     stage.end_grants();
     let text = stage.apply(&POLICY.replace("\"tcp/22\", ", "")).await.unwrap();
-    assert!(text.ends_with("0 grants revoked"), "{text}");
+    assert!(text.contains("; 0 grants revoked"), "{text}");
     let cut = verifier.flows_to_cut(&handles).await.unwrap();
     assert_eq!(cut.iter().map(|grant| grant.handle).collect::<Vec<_>>(), handles[..1]);
     stage.apply(POLICY).await.unwrap();

@@ -8,6 +8,7 @@ mod audit;
 mod backup;
 mod changes;
 mod cluster;
+mod confirmed;
 mod console;
 mod dns;
 mod endings;

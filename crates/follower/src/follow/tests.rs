@@ -7,6 +7,7 @@ use api::{RevokedGrant, Withdrawal};
 struct Recorder {
     applied: Vec<Vec<Withdrawal>>,
     events: usize,
+    marks: Vec<u64>,
     fails: bool,
 }
 
@@ -21,8 +22,10 @@ impl Role for Recorder {
 
     fn event(&mut self, event: Event, state: &mut State) {
         self.events += 1;
-        if let Event::Withdrawn { withdrawn } = event {
-            state.withdraw(&withdrawn, now());
+        match event {
+            Event::Withdrawn { withdrawn } => state.withdraw(&withdrawn, now()),
+            Event::Mark { mark } => self.marks.push(mark),
+            _ => {}
         }
     }
 }
@@ -99,6 +102,45 @@ async fn a_change_during_a_request_causes_another() {
     scene.fetched(Ok(state(now())));
     assert!(scene.follower.sync.is_none());
     assert_eq!(scene.until_next_sync(), 900, "a quarter of an epoch");
+}
+
+#[tokio::test]
+async fn a_mark_waits_for_the_state_that_was_announced_before_it() {
+    let mut scene = Scene::new();
+    scene.event(Event::Mark { mark: 1 });
+    assert_eq!(scene.role.marks, [1], "nothing was announced");
+
+    scene.event(Event::Policy);
+    scene.event(Event::Mark { mark: 2 });
+    assert_eq!(scene.role.marks, [1]);
+    scene.fetched(Ok(state(now())));
+    assert_eq!(scene.role.marks, [1, 2]);
+
+    // The request in progress began before the second change.
+    scene.event(Event::Policy);
+    scene.event(Event::Policy);
+    scene.event(Event::Mark { mark: 3 });
+    scene.fetched(Ok(state(now())));
+    assert_eq!(scene.role.marks, [1, 2]);
+    scene.fetched(unreachable());
+    scene.role.fails = true;
+    scene.fetched(Ok(state(now())));
+    assert_eq!(scene.role.marks, [1, 2], "no request has succeeded");
+    scene.role.fails = false;
+    scene.fetched(Ok(state(now())));
+    assert_eq!(scene.role.marks, [1, 2, 3]);
+}
+
+#[tokio::test]
+async fn a_mark_of_an_earlier_stream_is_void() {
+    let mut scene = Scene::new();
+    scene.event(Event::Policy);
+    scene.event(Event::Mark { mark: 1 });
+    scene.event(Event::Hello);
+    scene.event(Event::Mark { mark: 2 });
+    scene.fetched(Ok(state(now())));
+    scene.fetched(Ok(state(now())));
+    assert_eq!(scene.role.marks, [2]);
 }
 
 #[tokio::test]

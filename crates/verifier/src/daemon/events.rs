@@ -1,5 +1,6 @@
 //! The daemon's main loop: reacts to the authority, the clock, orders from the control socket and signals.
 
+use super::marks::SECOND_CUT;
 use super::{Daemon, notify};
 use crate::kernel::Cut;
 use crate::now;
@@ -24,9 +25,6 @@ use wire::Handle;
 const TICK: Duration = Duration::from_secs(1);
 /// Interval at which idle flows are swept.
 const SWEEP: Duration = Duration::from_secs(5);
-/// Delay of the second cut after a revocation. By then the kernel programs have finished with packets that they were
-/// processing during the first cut.
-const SECOND_CUT: Duration = Duration::from_millis(75);
 
 impl Daemon {
     pub(super) async fn follow(
@@ -52,10 +50,7 @@ impl Daemon {
                 () = chain.changed() => self.protect_others(follower.state()),
                 _ = ticks.tick() => self.tick(follower),
                 _ = sweeps.tick() => self.sweep(),
-                () = until(self.second_cut) => {
-                    self.second_cut = None;
-                    self.sweep();
-                },
+                () = until(self.second_cut.into_iter().chain(self.marks.cut_at()).min()) => self.cut_again(),
                 flows = swept(&mut self.sweeping) => self.swept(flows, follower),
                 Some((order, reply)) = orders.recv() => {
                     let ends = matches!(order, Order::Detach);
@@ -105,10 +100,7 @@ impl Daemon {
                 grants = self.recheck.answer() => self.rechecked(&grants, follower),
                 _ = ticks.tick() => self.set_clock(),
                 _ = sweeps.tick() => self.sweep(),
-                () = until(self.second_cut) => {
-                    self.second_cut = None;
-                    self.sweep();
-                },
+                () = until(self.second_cut.into_iter().chain(self.marks.cut_at()).min()) => self.cut_again(),
                 flows = swept(&mut self.sweeping) => self.swept(flows, follower),
                 () = stopped(&mut stop) => break,
             }
@@ -136,6 +128,15 @@ impl Daemon {
             let cut = self.shared.kernel().cut(grants, now());
             self.note_cut(grants, &cut, follower.state_mut());
         }
+        self.marks.rechecked(!self.recheck.is_failing(), Instant::now());
+    }
+
+    /// Sweeps after the kernel programs have finished with the packets that they were processing during a change.
+    fn cut_again(&mut self) {
+        let now = Instant::now();
+        self.second_cut = self.second_cut.filter(|time| *time > now);
+        self.marks.sweep(self.sweeping.is_some(), now);
+        self.sweep();
     }
 
     fn note_cut(&mut self, grants: &[RevokedGrant], cut: &Cut, state: &mut State) {
@@ -212,12 +213,13 @@ impl Daemon {
         }
     }
 
-    fn swept(&mut self, flows: u32, follower: &mut Follower) {
+    fn swept(&mut self, flows: Option<u32>, follower: &mut Follower) {
         self.sweeping = None;
+        self.marks.swept(flows.is_some());
         if std::mem::take(&mut self.sweep_again) {
             self.sweep();
         }
-        if flows > 0 {
+        if let Some(flows @ 1..) = flows {
             tracing::debug!(flows, "forgotten");
         }
         let is_closed = self.shared.kernel().is_closed() || self.shared.kernel().proofs_are_closed();
@@ -302,6 +304,7 @@ impl Role for Daemon {
                 tracing::info!(statements = withdrawn.len(), "consent was withdrawn");
                 state.withdraw(&withdrawn, now());
             }
+            Event::Mark { mark } => self.marks.begin(mark, self.recheck.outstanding(), Instant::now()),
             Event::Alive | Event::LoggedOut | Event::RoleChange { .. } => {}
         }
     }
@@ -350,8 +353,9 @@ async fn until(time: Option<Instant>) {
     }
 }
 
-/// Waits for the sweep under way, if any; returns the number of flows that the sweep removed. The caller clears `task`.
-async fn swept(task: &mut Option<JoinHandle<u32>>) -> u32 {
+/// Waits for the sweep under way, if any; returns the number of flows that the sweep removed, or `None` if it failed.
+/// The caller clears `task`.
+async fn swept(task: &mut Option<JoinHandle<Option<u32>>>) -> Option<u32> {
     match task {
         Some(task) => task.await.unwrap_or_default(),
         None => pending().await,

@@ -1,6 +1,7 @@
 //! The verifier's further organisations. Each has an authority, kernel tables and a follower of its own, so that none
 //! depends on another one's authority.
 
+use super::marks::Marks;
 #[cfg(feature = "seal")]
 use super::sealing;
 use super::{Daemon, catch_up, events};
@@ -20,7 +21,7 @@ use anyhow::Result;
 use api::{Confirm, EpochKeys};
 use datapath::Pins;
 use engine::model::Service;
-use follower::{Backoff, Enrolment, Follower, Start as Following, State};
+use follower::{Acknowledger, Backoff, Enrolment, Follower, Start as Following, State};
 use ipnet::IpNet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -228,7 +229,8 @@ impl Other {
             second_cut: None,
             sweeping: None,
             sweep_again: false,
-            confirmer: Confirmer::new(authority, Confirm::Pairs),
+            confirmer: Confirmer::new(authority.clone(), Confirm::Pairs),
+            marks: Marks::new(Acknowledger::new(authority)),
             last_status: String::new(),
             #[cfg(feature = "seal")]
             sealed: sealing::Service::new(shared.clone(), Vec::new(), Some(1), seed, in_tunnels),

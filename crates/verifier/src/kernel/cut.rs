@@ -50,7 +50,7 @@ impl Kernel {
             self.close(left.len());
             self.remove(&left);
         }
-        let flows = if grants.is_empty() { 0 } else { self.sweep() };
+        let flows = if grants.is_empty() { 0 } else { self.sweep().unwrap_or_default() };
         Cut { complete: left.is_empty(), flows, lasting: grants.to_vec() }
     }
 
@@ -86,7 +86,7 @@ impl Kernel {
             }
             self.recount();
         }
-        let flows = if sessions.is_empty() { 0 } else { self.sweep() };
+        let flows = if sessions.is_empty() { 0 } else { self.sweep().unwrap_or_default() };
         EndedSessions { complete: complete && left.is_empty(), flows }
     }
 
@@ -137,7 +137,7 @@ impl Kernel {
         for grant in ended {
             room = room
                 && (put(grant) || {
-                    flows += self.sweep_alone(&sweeping);
+                    flows += self.sweep_alone(&sweeping).unwrap_or_default();
                     put(grant)
                 });
             if !room {
@@ -147,7 +147,7 @@ impl Kernel {
         if !left.is_empty() {
             self.remove(&left);
         }
-        flows + self.sweep_alone(&sweeping)
+        flows + self.sweep_alone(&sweeping).unwrap_or_default()
     }
 
     /// Returns the expiry of a grant (Unix seconds) according to its tokens; `None` if no token of this grant was
@@ -211,8 +211,9 @@ impl Kernel {
         }
     }
 
-    /// Removes the flows that are idle, revoked or ended. Returns the number of removed flows.
-    pub fn sweep(&self) -> u32 {
+    /// Removes the flows that are idle, revoked or ended. Returns the number of removed flows, or `None` if the tables
+    /// could not be swept.
+    pub fn sweep(&self) -> Option<u32> {
         self.sweep_alone(&self.sweeping())
     }
 
@@ -220,14 +221,14 @@ impl Kernel {
         self.sweeping.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sweeps the tables; returns the number of flows removed. `_sweeping` shows that the caller keeps other sweeps
-    /// out.
-    fn sweep_alone(&self, _sweeping: &MutexGuard<'_, ()>) -> u32 {
+    /// Sweeps the tables. Returns the number of flows removed, or `None` if the tables could not be swept. `_sweeping`
+    /// shows that the caller keeps other sweeps out.
+    fn sweep_alone(&self, _sweeping: &MutexGuard<'_, ()>) -> Option<u32> {
         self.sweep_proofs();
         // Before anything is removed: if the clock has just leapt ahead, it may be wrong.
         if let Err(error) = self.set_clock() {
             tracing::error!("cannot set the clock of the kernel programs, so nothing was swept: {error:#}");
-            return 0;
+            return None;
         }
         match self.verifier.sweep(now() as u32) {
             Ok(swept) => {
@@ -236,11 +237,11 @@ impl Kernel {
                 if let Some(Err(error)) = self.gateway.as_ref().map(|gateway| gateway.sweep(swept.now)) {
                     tracing::error!("cannot sweep the inside addresses: {error:#}");
                 }
-                swept.flows
+                Some(swept.flows)
             }
             Err(error) => {
                 tracing::error!("cannot sweep the tables of flows and grants: {error:#}");
-                0
+                None
             }
         }
     }
