@@ -136,12 +136,12 @@ pub struct Program {
 }
 
 impl Program {
-    pub async fn start(statuses: &[&'static str], acceptor: Option<TlsAcceptor>) -> Self {
+    pub async fn start(statuses: &'static [&'static str], acceptor: Option<TlsAcceptor>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let scheme = if acceptor.is_some() { "https" } else { "http" };
         let url = format!("{scheme}://{}/hook", listener.local_addr().unwrap());
         let (arrived, messages) = mpsc::unbounded_channel();
-        let mut statuses = statuses.to_vec().into_iter();
+        let mut statuses = statuses.iter().copied();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let status = statuses.next().unwrap_or("204 No Content");
