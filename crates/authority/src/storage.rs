@@ -58,9 +58,9 @@ pub use resumption::Resumed;
 pub use revoke::{RevokedCounts, Which};
 pub use scores::{Complained, LOW_SCORE, NewComplaint, ScoreEntry, ScoreTerms};
 pub use sessions::{Holder, OwnSession, Session, SessionEntry, session_number};
+pub use thread::{Basis, Storage, verifiers_line};
 #[cfg(test)]
 pub(crate) use thread::{Held, revocations_line};
-pub use thread::{Basis, Storage, verifiers_line};
 pub use verifiers::VerifierEntry;
 
 use anyhow::{Context, Result, anyhow, bail};

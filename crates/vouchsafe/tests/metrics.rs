@@ -81,7 +81,6 @@ fn pages() -> [String; 4] {
         }),
         owners: 1,
         tunnel_queues: Vec::new(),
-    };
         organisations: vec![view::Organisation {
             name: "acme".into(),
             verifier: "edge".into(),
@@ -98,6 +97,7 @@ fn pages() -> [String; 4] {
             refused: Vec::new(),
             tables: Vec::new(),
         }],
+    };
     let agent = agent::metrics::Snapshot { counters: BTreeMap::from([("tokens".into(), 1)]), ..Default::default() };
     [
         authority::metrics::counters::page(&calls, &snapshot).text(),
