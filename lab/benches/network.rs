@@ -65,7 +65,7 @@ impl Guarded {
 
     fn within(network: Network, flags: &[&str], configuration: &str) -> Result<Self> {
         let authority = Authority::start_with(&network.authority, &policy("5m"), configuration)?;
-        // Benches open thousands of connections with one grant of one account.of one account.
+        // Benches open thousands of connections with one grant of one account.
         let flags = [&["--flows-per-grant", "1000000", "--flows-per-account", "1000000"], flags].concat();
         let verifier = Verifier::start_with(network.front(), &authority, &flags)?;
         let agent = Agent::start(&network.alice)?;
