@@ -130,8 +130,8 @@ impl AgentEnd {
         }
     }
 
-    /// Sets the clock of the authority of a subject's organisation. The tunnels of that subject use this clock to end
-    /// grants and to date tokens and initiations. So a wrong clock on this machine does no harm.
+    /// Sets the clock by which the tunnels of a subject end grants, and date tokens and initiations. It is the clock of
+    /// the authority of the subject's organisation, so a wrong clock on this machine does no harm.
     pub fn set_clock(&mut self, of: (u32, u16), clock: Clock) {
         if self.clocks.insert(of, clock) != Some(clock) {
             let own = self.tunnels.iter_mut().filter(|(key, _)| owner(key) == of);

@@ -2,6 +2,7 @@
 
 use crate::segments;
 use crate::stage::{PASSWORD, POLICY, SOON, events, git, handle, login, next, problem};
+use crate::webhook;
 use api::Event;
 use authority::admin;
 use authority::cluster::bundle::{self, Etcd};
@@ -361,4 +362,39 @@ async fn a_member_that_stops_sends_its_listeners_on_and_may_leave() {
     alone.stop().await;
     assert!(matches!(client.health().await, Err(Error::Unreachable(_))));
     assert!(Status::read(&directory, Some(Standing::Alone)).unwrap_err().to_string().contains("not a member"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_the_member_that_records_a_request_sends_a_message() {
+    let Cluster { etcd: _etcd, mut a, mut b, _room } = Cluster::start().await;
+    let mut program = webhook::Program::start(&[], None).await;
+    for member in [&mut a, &mut b] {
+        member.server.take().unwrap().stop().await;
+        webhook::configure(&member.directory, &program.url);
+        *member = Member::start(member.directory.clone(), Some(member.address)).await;
+    }
+    apply(&a.directory, &format!("{POLICY}{DELEGATED}")).await;
+    let session = a.client().login(&login("bob", PASSWORD, None)).await.unwrap();
+    let (at_a, at_b) = (a.client().with_token(&session.token), b.client().with_token(&session.token));
+    let asking =
+        api::AccessRequest { receiver: "db".into(), services: Vec::new(), lifetime: None, reason: String::new() };
+    let mut numbers = Vec::new();
+    for (one, other) in [(&at_a, &at_b), (&at_b, &at_a)] {
+        a.is_followed().await;
+        let id = one.ask_access(&asking).await.unwrap().id;
+        // Both members know of the request before the other one withdraws it.
+        a.is_followed().await;
+        other.withdraw_access(&id).await.unwrap();
+        for kind in ["access_asked", "access_withdrawn"] {
+            let message = program.next().await;
+            assert_eq!(
+                (message.kind().as_str(), message.json()["data"]["request"].as_str()),
+                (kind, Some(id.as_str()))
+            );
+            numbers.push(message.header("webhook-id").to_owned());
+        }
+    }
+    numbers.sort();
+    numbers.dedup();
+    assert_eq!(numbers.len(), 4);
 }

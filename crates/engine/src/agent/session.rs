@@ -416,8 +416,8 @@ impl Session {
         }
     }
 
-    /// Makes all failed requests due now. Does nothing if it did so less than a second ago, because the authority
-    /// determines how often this method is called.
+    /// Makes all failed requests due now, at most once a second. The authority can cause a call of this method as often
+    /// as it likes.
     pub fn retry_at_once(&mut self, now: Duration) {
         if self.hurried.is_none_or(|last| now >= last + RELOAD_EVERY) {
             self.hurried = Some(now);
