@@ -182,6 +182,8 @@ pub async fn run(settings: Settings) -> Result<()> {
         daemon.act();
         #[cfg(feature = "seal")]
         daemon.climb();
+        // All tasks share this thread. They get a turn, however fast somebody makes the kernel queue packets.
+        tokio::task::yield_now().await;
     }
     #[cfg(feature = "seal")]
     daemon.store_ladder_at_end().await;

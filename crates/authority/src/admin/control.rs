@@ -229,7 +229,11 @@ async fn act(authority: &Arc<Authority>, command: Command, turn: Turn) -> Result
             drop(turn);
             Ok(format!("the verifiers are notified{}", authority.sync.confirmed().await?))
         }
-        Command::RenewSessions { person } => authority.renewal.renew_now(person).await.map(|done| done.to_string()),
+        Command::RenewSessions { person } => {
+            // The identity provider determines how long this takes, and revocations must not wait for it.
+            drop(turn);
+            authority.renewal.renew_now(person).await.map(|done| done.to_string())
+        }
         Command::ApplyPolicy { text, note, by } => {
             let applied = authority.enforcer.put_in_force(text, note, by, None).await?;
             drop(turn);

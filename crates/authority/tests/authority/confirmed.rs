@@ -99,10 +99,10 @@ async fn verifiers_that_do_not_confirm_are_named_and_hold_up_nobody_else() {
     let (_, mark) = until_mark(&mut stream).await;
     let asked = Instant::now();
     admin::segments(&stage.directory, SegmentFilter { network: None, person: None, limit: 1 }).await.unwrap();
-    assert!(!revoked.is_finished() || begun.elapsed() > NO_WAIT, "another command waits for the verifier");
-    assert!(asked.elapsed() < NO_WAIT, "{:?}", asked.elapsed());
+    assert!(!revoked.is_finished() || asked.elapsed() < NO_WAIT, "another command waits for the verifier");
     let revoked = revoked.await.unwrap();
-    assert!(begun.elapsed() < IN_VAIN, "{:?}", begun.elapsed());
+    let waited = begun.elapsed();
+    assert!(waited < IN_VAIN, "{waited:?}");
     let heard = &revoked.followed.verifiers;
     assert_eq!((&heard.late[..], &heard.unable[..]), (&["edge-1".to_owned()][..], &["edge-2".to_owned()][..]));
     assert_eq!(heard.absent, ["edge-3"]);
@@ -114,7 +114,7 @@ async fn verifiers_that_do_not_confirm_are_named_and_hold_up_nobody_else() {
     let begun = Instant::now();
     let revoked = revoking(&stage, "alice").await.unwrap();
     assert_eq!(revoked.followed.verifiers.late, ["edge-1"]);
-    assert!(begun.elapsed() < NO_WAIT, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < waited, "{:?} after {waited:?}", begun.elapsed());
 
     // As soon as it confirms, it counts again.
     late.confirm_mark(mark).await.unwrap();

@@ -33,6 +33,8 @@ pub(super) struct PassedOn {
     epoch_length: u32,
     /// For each interface, the keys of the segments with their expiry.
     held: BTreeMap<u32, HashMap<SegmentKey, u32>>,
+    /// When expired segments were last removed. A sender can make the endpoint look for them with each packet.
+    swept: u32,
     count: u64,
 }
 
@@ -52,7 +54,8 @@ impl PassedOn {
             *known = expires.max(*known);
             return true;
         }
-        if is_full(&self.held) {
+        if is_full(&self.held) && self.swept != now {
+            self.swept = now;
             self.held.values_mut().for_each(|own| own.retain(|_, expires| *expires > now));
         }
         if is_full(&self.held) {
