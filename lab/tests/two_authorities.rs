@@ -28,7 +28,7 @@ struct Stage {
     flags: &'static [&'static str],
     _echo: Echo,
     _server: Namespace,
-    _router: Namespace,
+    router: Namespace,
 }
 
 /// An organisation. Each has a person called Alice.
@@ -109,7 +109,7 @@ impl Stage {
         verifier.kill()?;
         exchange(&mut flow).context("the daemon is away")?;
         verifier.run(flags)?;
-        let stage = Self { home, acme, verifier, flags, _echo: service, _server: server, _router: router };
+        let stage = Self { home, acme, verifier, flags, _echo: service, _server: server, router };
         stage.waits("both are connected", |one, other| one["connected"] == true && other["connected"] == true)?;
         exchange(&mut flow).context("a flow from before there were two organisations")?;
         Ok(stage)
@@ -163,6 +163,37 @@ fn people_of_two_organisations_reach_one_server_and_each_only_what_is_theirs() {
 #[test]
 fn people_of_two_organisations_reach_one_server_at_tc() {
     test(|| reach_and_be_kept_out(&["--hook", "tc"]));
+}
+
+#[test]
+fn an_authority_with_more_services_than_its_share_opens_nothing_at_the_next_start() {
+    test(|| {
+        let mut stage = Stage::new(&[])?;
+        let ports: Vec<_> = (0..40).map(|number| format!("\"tcp/{}\"", 1000 + 2 * number)).collect();
+        let ports = |count: usize| format!("\"udp/7\", {}", ports[..count].join(", "));
+        let crowded = policy(&[SHARED]).replace("\"udp/7\"", &ports(24));
+        stage.home.authority.apply(&crowded)?;
+        let is_told = |home: &Value| home["trouble"].as_str().is_some_and(|text| text.contains("its share is 16"));
+        stage.waits("the default organisation has too many port ranges", |home, _| is_told(home))?;
+        stage.acme.reach(THEIRS)?;
+        stage.home.reach(SHARED).context("the earlier receivers stay")?;
+        // A start without anything in the kernel, as after a reboot.
+        stage.verifier.detach()?;
+        stage.verifier.run(stage.flags)?;
+        for (address, client) in [(THEIRS, &stage.home.client), (SHARED, &stage.router)] {
+            ensure!(call(client, echo(address), QUIET).is_err(), "{address} is open\n{}", stage.verifier.log());
+        }
+        stage.waits("both are connected", |home, acme| {
+            is_told(home) && home["connected"] == true && acme["connected"] == true
+        })?;
+        stage.acme.reach(SHARED)?;
+        stage.acme.reach(THEIRS)?;
+        stage.home.reach(SHARED)?;
+        stage.home.authority.apply(&policy(&[SHARED]))?;
+        stage.waits("the receivers are accepted", |home, _| home["trouble"].is_null())?;
+        stage.home.reach(SHARED)?;
+        Ok(())
+    });
 }
 
 #[test]

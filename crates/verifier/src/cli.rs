@@ -5,14 +5,14 @@ use crate::control::{self, Request};
 use crate::directory::Directory;
 use crate::settings::{Flags, duration, network};
 use crate::{daemon, organisations, view};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Subcommand};
 use datapath::Pins;
 use datapath::tcp_in_udp::Devices;
 use datapath::transparent::Diversion;
 use engine::model::Service;
 use engine::policy::parse_service;
-use follower::Enrolment;
+use follower::{Enrolment, State};
 use ipnet::IpNet;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -160,9 +160,10 @@ pub struct Further {
 impl Further {
     /// Enrols at the authority of the organisation `name`, for the verifier in `directory`.
     async fn enrol(self, name: &str, directory: &Directory, at: &Authority, again: bool) -> Result<()> {
-        if directory.read()?.0.is_none() {
-            bail!("enrol at the default organisation first: run `vouchsafe verifier enrol` without --organisation");
-        }
+        let (stored, default) = directory.read()?;
+        let Some(stored) = stored else {
+            bail!("enrol at the default organisation first: run `vouchsafe verifier enrol` without --organisation")
+        };
         let others = directory.organisations()?;
         if others.len() >= organisations::NAMED_MAX && !others.iter().any(|other| other == name) {
             bail!("a verifier has at most {} further organisations", organisations::NAMED_MAX);
@@ -172,10 +173,18 @@ impl Further {
         if before.is_some() && !again {
             bail!("{} holds an enrolment already: use --again to enrol again", own.file().display());
         }
+        let had = if before.is_some() { networks.clone() } else { Vec::new() };
         let networks = if self.networks.is_empty() { networks } else { self.networks };
         let services = if self.services.is_empty() { services } else { self.services };
         if networks.is_empty() {
             bail!("say for which networks the authority of {name} may speak: --network NET");
+        }
+        if default.networks.is_empty() {
+            let new: Vec<_> = networks.iter().filter(|network| !had.contains(network)).copied().collect();
+            let verifier = directory.enrolment(&stored)?.verifier.clone();
+            let known = State::load(directory.folder(), &verifier).map(|known| known.config.receivers);
+            let receivers = client::convert::receivers(&known.unwrap_or_default());
+            refuse_to_open(&organisations::within(&receivers, &new), name, directory)?;
         }
         let at = (at.authority.as_str(), at.ca.as_deref(), at.code.as_str());
         let enrolment = own.enrol_organisation((&networks, &services), at).await?;
@@ -183,6 +192,21 @@ impl Further {
         println!("restart the verifier to let the people of {name} in");
         Ok(())
     }
+}
+
+/// Fails if the networks of the organisation `name` take `lost` receivers from the default organisation.
+fn refuse_to_open(lost: &[String], name: &str, directory: &Directory) -> Result<()> {
+    const NAMED: usize = 8;
+    let more = if lost.len() > NAMED { format!(" and {} more", lost.len() - NAMED) } else { String::new() };
+    ensure!(
+        lost.is_empty(),
+        "the default organisation protects receivers in the networks of {name}, which would then be open to everybody: \
+         {}{more}. Set `networks` in {}, so that the default organisation may also speak for them, or choose other \
+         networks for {name}",
+        lost[..lost.len().min(NAMED)].join(", "),
+        directory.file().display()
+    );
+    Ok(())
 }
 
 /// Reads the enrolments at further organisations.

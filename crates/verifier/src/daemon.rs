@@ -134,12 +134,15 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let mut kernel = Kernel::load(place, pins, settings.clone(), seed, &state.config, drops.clone(), unknown.clone())?;
     let others = organisations.into_iter().enumerate().map(|(at, one)| Other::new(at + 1, one, common.clone()));
     let mut others = others.collect::<Result<Vec<_>>>()?;
+    if several {
+        let receivers = client::convert::receivers(&state.config.receivers);
+        chain.begin(0, receivers, || kernel.pinned(false));
+    }
     others.iter().for_each(|other| other.claim(&kernel));
     // Grants may have been revoked since the last run. Therefore cached keys are withheld until the authority has had a
     // chance to report that, unless the kernel has them anyway.
     let withheld = from_cache && cold_start;
-    kernel.write(&state.config, if withheld { &[] } else { &state.keys.keys }, now())?;
-    kernel.write_proofs(&state)?;
+    trouble = put(&kernel, &state, withheld)?.or(trouble);
     others.iter_mut().for_each(|other| other.load_known(cold_start));
     kernel.link()?;
     kernel.cut_beyond_limits(now());
@@ -259,34 +262,52 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     done
 }
 
+/// Writes a state to the kernel's tables, without keys if they are withheld. The process protects the services of all
+/// organisations. So if there are several, it goes on although one authority's state can't be put in force completely;
+/// the returned text describes the problem.
+fn put(kernel: &Kernel, state: &State, withheld: bool) -> Result<Option<String>> {
+    let keys = if withheld { &[][..] } else { &state.keys.keys };
+    let written = kernel.write(&state.config, keys, now());
+    tolerated(kernel, written.and_then(|()| kernel.write_proofs(state)))
+}
+
+fn tolerated(kernel: &Kernel, done: Result<()>) -> Result<Option<String>> {
+    match (done, kernel.place().name()) {
+        (Err(error), Some(organisation)) => {
+            tracing::error!(organisation, "cannot put the authority's configuration and keys in force: {error:#}");
+            Ok(Some(format!("{error:#}")))
+        }
+        (done, _) => done.map(|()| None),
+    }
+}
+
 /// Applies the authority's first answer after the programs were attached or, if there is none, the cached keys. Returns
-/// a description of the problem if the authority's state could not be read.
+/// a description of the problem if the authority's state could not be read or put in force.
 fn catch_up(
     kernel: &mut Kernel,
     state: &mut State,
     answer: Result<State, client::Error>,
     withheld: bool,
 ) -> Result<Option<String>> {
-    let trouble = match answer {
+    let (is_fresh, trouble) = match answer {
         Ok(news) => {
-            if !kernel.is_loaded_for(&news.config) {
-                kernel.reload(&news.config)?;
-            }
+            let loaded = kernel.is_loaded_for(&news.config);
+            let reloaded = if loaded { Ok(()) } else { kernel.reload(&news.config) };
             *state = news;
-            None
+            (true, tolerated(kernel, reloaded)?)
         }
         Err(client::Error::NotLoggedIn) => {
             tracing::error!("{UNKNOWN}. Protection that was in force stays in force");
             return Ok(Some(UNKNOWN.to_owned()));
         }
-        Err(error) => Some(error.to_string()),
+        Err(error) => {
+            let error = error.to_string();
+            tracing::warn!(error, "starting with the last configuration from the authority");
+            (false, Some(error))
+        }
     };
-    if let Some(error) = &trouble {
-        tracing::warn!(error, "starting with the last configuration from the authority");
-    }
-    if trouble.is_none() || withheld {
-        kernel.write(&state.config, &state.keys.keys, now())?;
-        kernel.write_proofs(state)?;
+    if is_fresh || withheld {
+        return Ok(put(kernel, state, false)?.or(trouble));
     }
     Ok(trouble)
 }

@@ -131,28 +131,29 @@ impl Kernel {
     }
 
     /// Writes the authority's state to the tables. Writes revocations first, so that they are in force even if the rest
-    /// can't be written.
+    /// can't be written. Protects the services even if a key is malformed.
     pub fn write(&self, config: &api::VerifierConfig, keys: &[api::EpochKey], now: u64) -> Result<()> {
         self.set_clock()?;
         // Keys for epochs of another length would replace those that the loaded programs can use.
         let keys_fit = config.epoch_length == self.config.epoch_length;
         let revoked = self.revoke(&config.revoked, now).complete;
+        let mut written = Ok(());
         if self.end_sessions(&config.revoked_sessions, now).complete && revoked && keys_fit {
-            self.write_keys(keys, now)?;
-            if self.closed.swap(false, Ordering::Relaxed) {
+            written = self.write_keys(keys, now);
+            if written.is_ok() && self.closed.swap(false, Ordering::Relaxed) {
                 tracing::info!(
                     "the tables have room again for all revoked grants and ended sessions: new flows are admitted"
                 );
             }
         }
-        self.note_pairs(&config.pairs, config.now.max(now))?;
+        let paired = self.note_pairs(&config.pairs, config.now.max(now));
         if config.receivers.is_empty() && self.settings.everything_but.is_none() {
             tracing::warn!(
                 verifier = config.verifier,
                 "nothing is protected: the policy has no receiver behind this verifier"
             );
         }
-        self.protect(&config.receivers)
+        self.protect(&config.receivers).and(written).and(paired)
     }
 
     /// Reports whether the programs were loaded with the epoch length and the maximum lifetime in `config`.

@@ -8,13 +8,19 @@ use datapath::verifier::Link;
 use engine::model::{Receiver, Service};
 use ipnet::IpNet;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use wire::Carrier;
+use wire::map::SERVICES_MAX;
 
 mod merged;
+mod room;
+
+use room::overlap;
 
 pub use merged::merged;
+pub use room::within;
 
 /// The name that stands for the default organisation, whose enrolment is in the verifier's own directory.
 pub const DEFAULT: &str = "default";
@@ -73,6 +79,26 @@ impl Limits {
         let given = |service: &Service| self.services.iter().any(|around| within(service, around));
         in_networks && (self.services.is_empty() || receiver.services.iter().all(given))
     }
+
+    /// Reports whether the organisation may speak for some address of this network.
+    fn touch(&self, prefix: &IpNet) -> bool {
+        match &self.networks {
+            Some(networks) => networks.iter().any(|network| overlap(network, prefix)),
+            None => !self.except.iter().any(|other| other.contains(prefix)),
+        }
+    }
+
+    /// Reports whether the organisation may speak for some part of the service in this network.
+    fn concern(&self, prefix: &IpNet, service: &Service) -> bool {
+        let meets = |one: &Service| {
+            one.protocol == 0
+                || service.protocol == 0
+                || one.protocol == service.protocol
+                    && one.first_port <= service.last_port
+                    && service.first_port <= one.last_port
+        };
+        self.touch(prefix) && (self.services.is_empty() || self.services.iter().any(meets))
+    }
 }
 
 /// An organisation and its limits.
@@ -89,7 +115,10 @@ pub struct Organisation {
 pub struct Chain {
     organisations: Vec<Organisation>,
     members: Mutex<Vec<Member>>,
-    /// Notified when the receivers of an organisation other than the first have changed.
+    /// Whether the receivers of an organisation other than the first have changed since the first organisation's
+    /// programs have taken them over.
+    stale: AtomicBool,
+    /// Notified when an organisation other than the first has told its first receivers.
     changed: Notify,
 }
 
@@ -98,8 +127,12 @@ pub struct Chain {
 struct Member {
     /// The receivers within the organisation's limits.
     accepted: Vec<Receiver>,
+    /// Services that stay protected until the authority's receivers are accepted. Nobody may admit packets to them.
+    closed: Vec<Receiver>,
     /// The receivers beyond the limits, for display.
     refused: Vec<String>,
+    /// Whether this process has accepted receivers.
+    told: bool,
     /// The place of the kernel programs; `None` before they are loaded.
     link: Option<Link>,
 }
@@ -108,7 +141,7 @@ impl Chain {
     /// Creates the chain of these organisations. The first one is the default organisation.
     pub fn new(organisations: Vec<Organisation>) -> Self {
         let members = organisations.iter().map(|_| Member::default()).collect();
-        Self { organisations, members: Mutex::new(members), changed: Notify::new() }
+        Self { organisations, members: Mutex::new(members), stale: AtomicBool::new(false), changed: Notify::new() }
     }
 
     /// Returns the organisations.
@@ -126,16 +159,29 @@ impl Chain {
     ///
     /// # Errors
     ///
-    /// Fails if there are more receivers than the organisation's share of the tables. The earlier receivers then stay.
+    /// Fails if there are more receivers than the organisation's share of the tables, or more separate port ranges at an
+    /// address than its share of the address's entry. The earlier receivers then stay.
     pub fn claim(&self, number: usize, receivers: Vec<Receiver>) -> Result<Vec<Receiver>> {
         let Organisation { name, limits } = &self.organisations[number];
         let (accepted, beyond): (Vec<_>, Vec<_>) = receivers.into_iter().partition(|one| limits.accept(one));
-        let share = RECEIVERS_MAX / self.organisations.len();
-        ensure!(
-            !self.has_several() || accepted.len() <= share,
-            "organisation {name:?} has {} receivers at this verifier, but its share is {share}",
-            accepted.len()
-        );
+        if self.has_several() {
+            let (count, share) = (accepted.len(), self.share());
+            ensure!(
+                count <= share,
+                "organisation {name:?} has {count} receivers at this verifier, but its share is {share}"
+            );
+            room::measure(
+                &accepted,
+                |prefix| self.ranges_at(prefix),
+                |prefix, ranges, share| {
+                    bail!(
+                        "organisation {name:?} has {} separate port ranges at {prefix}, but its share is {share}: \
+                         join neighbouring ports into ranges",
+                        ranges.len()
+                    )
+                },
+            )?;
+        }
         let mut refused: Vec<_> = beyond.iter().map(|one| format!("{} ({})", one.name, one.prefix)).collect();
         refused.truncate(SHOWN);
         let mut members = self.members();
@@ -150,25 +196,90 @@ impl Chain {
             );
         }
         member.refused = refused;
-        if member.accepted != accepted {
+        if member.accepted != accepted || !member.closed.is_empty() {
             member.accepted.clone_from(&accepted);
+            member.closed.clear();
             if number > 0 {
-                self.changed.notify_one();
+                self.stale.store(true, Ordering::Relaxed);
+                if !member.told {
+                    self.changed.notify_one();
+                }
             }
+            member.told = true;
         }
         Ok(accepted)
     }
 
-    /// Keeps services protected that an earlier process has protected, for an organisation whose authority has not told
-    /// its receivers to this process.
-    pub fn keep(&self, number: usize, protected: &[Receiver]) {
+    /// Claims the receivers of the last run, before programs are attached. If they are more than the organisation's
+    /// share, accepts as many as the share. At an address with too many port ranges, also closes the smallest gaps between
+    /// them. Services in `protected` then stay protected, too.
+    pub fn begin(&self, number: usize, receivers: Vec<Receiver>, protected: impl FnOnce() -> Vec<Receiver>) {
+        let Err(error) = self.claim(number, receivers.clone()) else { return };
+        tracing::error!(
+            "{error:#}. Until the authority has fewer, only the first ones are protected, and what an earlier process \
+             has protected"
+        );
         let limits = &self.organisations[number].limits;
-        self.members()[number].accepted = protected.iter().filter(|one| limits.accept(one)).cloned().collect();
+        let given = if limits.services.is_empty() { vec![Service::ALL] } else { room::joined(limits.services.clone()) };
+        let mut accepted: Vec<_> = receivers.into_iter().filter(|one| limits.accept(one)).take(self.share()).collect();
+        let mut crowded = Vec::new();
+        let measured = room::measure(
+            &accepted,
+            |prefix| self.ranges_at(prefix),
+            |prefix, ranges, share| {
+                let services = room::with_gaps_closed(&ranges, share, &given);
+                crowded.push(Receiver { name: String::new(), prefix, services: services.clone() });
+                Ok(services)
+            },
+        );
+        if let Err(error) = measured {
+            tracing::error!("{error:#}");
+        }
+        accepted.append(&mut crowded);
+        self.members()[number].accepted = accepted;
+        self.keep(number, protected());
     }
 
-    /// Returns the receivers of all organisations but the first.
+    /// Keeps services protected that an earlier process has protected, for an organisation whose authority has not told
+    /// its receivers to this process. One entry of `protected` can have services of several organisations.
+    pub fn keep(&self, number: usize, protected: Vec<Receiver>) {
+        let own = &self.organisations[number].limits;
+        let others = &self.organisations[1..];
+        let part = |Receiver { name, prefix, services }: Receiver| {
+            let is_anothers = |service: &Service| others.iter().any(|other| other.limits.concern(&prefix, service));
+            // All of the first organisation's services have its mark.
+            let stays = |service: &Service| {
+                number == 0 || own.touch(&prefix) && (own.concern(&prefix, service) || !is_anothers(service))
+            };
+            let services: Vec<_> = services.into_iter().filter(stays).collect();
+            (!services.is_empty()).then_some(Receiver { name, prefix, services })
+        };
+        self.members()[number].closed = protected.into_iter().filter_map(part).collect();
+    }
+
+    /// Returns the receivers of an organisation that were accepted last.
+    pub fn accepted(&self, number: usize) -> Vec<Receiver> {
+        self.members()[number].accepted.clone()
+    }
+
+    /// Returns the receivers to which the first organisation's programs admit nobody: those of all other organisations,
+    /// and services that stay protected.
     pub fn others(&self) -> Vec<Receiver> {
-        self.members().iter().skip(1).flat_map(|member| &member.accepted).cloned().collect()
+        let members = self.members();
+        let accepted = members.iter().skip(1).flat_map(|member| &member.accepted);
+        accepted.chain(members.iter().flat_map(|member| &member.closed)).cloned().collect()
+    }
+
+    /// Returns the number of receivers that each organisation may have.
+    fn share(&self) -> usize {
+        RECEIVERS_MAX / self.organisations.len()
+    }
+
+    /// Returns the number of port ranges that an organisation may have in this network, so that the entries of its
+    /// addresses have room for all organisations that may speak for them.
+    fn ranges_at(&self, prefix: &IpNet) -> usize {
+        let speakers = self.organisations.iter().filter(|one| one.limits.touch(prefix)).count();
+        SERVICES_MAX / speakers.max(1)
     }
 
     /// Returns the receivers of an organisation that are ignored because they are beyond its limits, for display.
@@ -176,9 +287,15 @@ impl Chain {
         self.members()[number].refused.clone()
     }
 
-    /// Waits until the receivers of an organisation other than the first have changed.
+    /// Waits until an organisation other than the first has told its first receivers. For later changes, ask
+    /// [`Self::take_changes`] from time to time: so an authority can't occupy the first organisation's task.
     pub async fn changed(&self) {
         self.changed.notified().await;
+    }
+
+    /// Reports whether the receivers of an organisation other than the first have changed since the last call.
+    pub fn take_changes(&self) -> bool {
+        self.stale.swap(false, Ordering::Relaxed)
     }
 
     /// Takes over the kernel programs of organisation `number`, and links all programs that are loaded. Each hands
@@ -223,6 +340,8 @@ pub fn check(settings: &Settings, on_trial: bool) -> Result<()> {
         ("[proofs]", settings.proofs.is_some()),
         ("carriers = \"tcp_in_udp\"", settings.kernel.takes(Carrier::TcpInUdp)),
         ("--try", on_trial),
+        // A refused token in a stream would reach the application.
+        ("observe", settings.observe),
     ];
     match used.iter().find(|(_, used)| *used) {
         Some((name, _)) => bail!(

@@ -47,8 +47,8 @@ impl Daemon {
                 grants = self.recheck.answer() => self.rechecked(&grants, follower),
                 () = self.addresses.notified() => self.protect_addresses(follower.state()),
                 () = self.peers.recheck.notified() => self.recheck.want(),
-                () = chain.changed() => self.protect_others(follower.state()),
-                _ = ticks.tick() => self.tick(follower),
+                () = chain.changed() => self.protect_others(chain),
+                _ = ticks.tick() => self.tick(follower, chain),
                 _ = sweeps.tick() => self.sweep(),
                 () = until(self.second_cut.into_iter().chain(self.marks.cut_at()).min()) => self.cut_again(),
                 flows = swept(&mut self.sweeping) => self.swept(flows, follower),
@@ -164,13 +164,14 @@ impl Daemon {
         reloaded.and(proofs)
     }
 
-    fn tick(&mut self, follower: &Follower) {
+    fn tick(&mut self, follower: &Follower, chain: &Chain) {
         self.set_clock();
         if self.shared.kernel().interfaces_changed()
             && let Err(error) = self.shared.kernel_mut().attach_changed()
         {
             tracing::error!("cannot follow changes of interfaces: {error:#}");
         }
+        self.protect_others(chain);
         self.protect_addresses(follower.state());
         self.follow_tunnels(follower.state());
         notify::alive(&self.shared.kernel(), follower.is_connected(), &mut self.last_status);
@@ -182,9 +183,11 @@ impl Daemon {
         }
     }
 
-    /// Writes the services of all organisations, after those of another organisation have changed.
-    fn protect_others(&self, state: &State) {
-        if let Err(error) = self.shared.kernel().protect(&state.config.receivers) {
+    /// Writes the services of all organisations, if those of another organisation have changed.
+    fn protect_others(&self, chain: &Chain) {
+        if chain.take_changes()
+            && let Err(error) = self.shared.kernel().protect_again()
+        {
             tracing::error!("cannot protect the services of another organisation: {error:#}");
         }
     }

@@ -4,7 +4,7 @@
 use super::marks::Marks;
 #[cfg(feature = "seal")]
 use super::sealing;
-use super::{Daemon, catch_up, events};
+use super::{Daemon, catch_up, events, put};
 use crate::addresses::UNKNOWN_MAX;
 use crate::confirm::Confirmer;
 use crate::directory::Directory;
@@ -122,6 +122,8 @@ struct Loaded {
     unknown_grants: mpsc::Receiver<u64>,
     /// Whether the programs wait for the authority's answer, without keys.
     withheld: bool,
+    /// Description of the problem if the state could not be put in force completely.
+    trouble: Option<String>,
 }
 
 impl Other {
@@ -146,17 +148,15 @@ impl Other {
     }
 
     /// Claims the services of the last run, so that the first organisation's programs protect them from the start. If no
-    /// state is known, the services stay protected that `first`, the first organisation's programs, protects already.
+    /// state is known, or if its receivers are more than the organisation's share, the services stay protected that
+    /// `first`, the first organisation's programs, protects already.
     pub fn claim(&self, first: &Kernel) {
-        let number = self.member.number;
+        let (number, chain) = (self.member.number, &self.common.chain);
         match &self.state {
             Some(state) => {
-                let receivers = client::convert::receivers(&state.config.receivers);
-                if let Err(error) = self.common.chain.claim(number, receivers) {
-                    tracing::error!("{error:#}");
-                }
+                chain.begin(number, client::convert::receivers(&state.config.receivers), || first.pinned(true));
             }
-            None => self.common.chain.keep(number, &first.foreign()),
+            None => chain.keep(number, first.pinned(true)),
         }
     }
 
@@ -184,10 +184,10 @@ impl Other {
         let (unknown, unknown_grants) = mpsc::channel(UNKNOWN_MAX);
         let place = Place { chain: chain.clone(), number: self.member.number };
         let kernel = Kernel::load(place, pins, settings.clone(), seed, &state.config, drops.clone(), unknown.clone())?;
-        kernel.write(&state.config, if withheld { &[] } else { &state.keys.keys }, now())?;
+        let trouble = put(&kernel, state, withheld)?;
         kernel.cut_beyond_limits(now());
         kernel.link()?;
-        Ok(Loaded { kernel, seed, unknown, unknown_grants, withheld })
+        Ok(Loaded { kernel, seed, unknown, unknown_grants, withheld, trouble })
     }
 
     fn fail(&self, error: &str) {
@@ -254,16 +254,17 @@ impl Other {
     }
 
     async fn try_start(&mut self) -> Result<(Loaded, Follower)> {
-        let mut trouble = None;
-        let (loaded, state) = match (self.loaded.take(), self.state.take()) {
+        let (loaded, state, trouble) = match (self.loaded.take(), self.state.take()) {
             (Some(mut loaded), Some(mut state)) => {
                 let answer = State::fetch_soon(&self.authority).await;
-                trouble = catch_up(&mut loaded.kernel, &mut state, answer, loaded.withheld)?;
-                (loaded, state)
+                let trouble = catch_up(&mut loaded.kernel, &mut state, answer, loaded.withheld)?;
+                (loaded, state, trouble)
             }
             _ => {
                 let state = State::fetch(self.authority.clone()).await?;
-                (self.load(&state, false)?, state)
+                let mut loaded = self.load(&state, false)?;
+                let trouble = loaded.trouble.take();
+                (loaded, state, trouble)
             }
         };
         let (authority, folder) = (self.authority.clone(), self.directory.folder().clone());

@@ -40,15 +40,15 @@ impl Kernel {
         self.place.chain.place(self.place.number, self.verifier.link()?)
     }
 
-    /// Returns the other organisations' services in the table of protected services, which an earlier process may have
-    /// written.
-    pub fn foreign(&self) -> Vec<Receiver> {
-        let foreign = self.protected().into_iter().map(|entry| {
-            let spans = entry.services.spans().iter().filter(|span| span.foreign != 0);
+    /// Returns the services in the table of protected services, which an earlier process may have written: the other
+    /// organisations' services if `foreign` is true, and the own ones otherwise.
+    pub fn pinned(&self, foreign: bool) -> Vec<Receiver> {
+        let entries = self.protected().into_iter().map(|entry| {
+            let spans = entry.services.spans().iter().filter(|span| (span.foreign != 0) == foreign);
             let services = spans.map(|span| Service::from(*span)).collect();
             Receiver { name: entry.prefix.to_string(), prefix: entry.prefix, services }
         });
-        foreign.filter(|receiver| !receiver.services.is_empty()).collect()
+        entries.filter(|receiver| !receiver.services.is_empty()).collect()
     }
 
     /// Cuts the flows to services for which the organisation may not speak. An earlier process can have admitted them

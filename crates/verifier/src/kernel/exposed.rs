@@ -8,7 +8,7 @@ use crate::{plan, view};
 use anyhow::{Context, Result};
 use datapath::local::Local;
 use datapath::sockets::{self, Outside};
-use engine::model::{protected, protocol};
+use engine::model::{Receiver, protected, protocol};
 use ipnet::IpNet;
 use std::collections::BTreeSet;
 use std::sync::{MutexGuard, PoisonError};
@@ -26,11 +26,25 @@ pub(super) struct Written {
 
 impl Kernel {
     /// Protects the services that these receivers name. Also protects their ports at this host's other addresses,
-    /// unless the settings exclude this. Ignores receivers for which the organisation may not speak.
+    /// unless the settings exclude this. Ignores receivers for which the organisation may not speak. If the receivers are
+    /// more than the organisation's share, protects the earlier ones, and the other organisations' services, and fails.
     pub fn protect(&self, receivers: &[api::Receiver]) -> Result<()> {
-        let receivers = &self.place.chain.claim(self.place.number, client::convert::receivers(receivers))?;
+        match self.place.chain.claim(self.place.number, client::convert::receivers(receivers)) {
+            Ok(accepted) => self.protect_accepted(&accepted),
+            Err(error) => self.protect_again().and(Err(error)),
+        }
+    }
+
+    /// Protects the services of the receivers that were accepted last, and those of the other organisations.
+    pub fn protect_again(&self) -> Result<()> {
+        self.protect_accepted(&self.place.chain.accepted(self.place.number))
+    }
+
+    fn protect_accepted(&self, receivers: &[Receiver]) -> Result<()> {
         let mut entries = match &self.settings.everything_but {
             Some(open) => plan::everything_but(receivers, open)?,
+            // The organisation's share has room for all ranges, unless the operator's own list of services is too long.
+            None if self.place.chain.has_several() => protected::widened(receivers.iter()),
             None => protected::entries(receivers)?,
         };
         let mut written = Written { named: entries.iter().map(|entry| entry.prefix).collect(), ..Written::default() };

@@ -1,5 +1,5 @@
 use super::*;
-use engine::model::protected::{Protected, entries};
+use engine::model::protected::{self, Protected, entries};
 use wire::packet::{TCP, UDP};
 
 fn network(text: &str) -> IpNet {
@@ -83,6 +83,92 @@ fn an_organisation_that_claims_all_room_is_refused_and_the_others_keep_theirs() 
     assert_eq!(chain.others().len(), 1, "the earlier receivers stay");
 }
 
+#[test]
+fn receivers_beyond_the_share_leave_nothing_open_at_the_start() {
+    let theirs = ["10.0.0.0/8"];
+    let chain = Chain::new(vec![organisation(DEFAULT, &theirs, &[]), organisation("acme", &theirs, &[])]);
+    let share = RECEIVERS_MAX / 2;
+    let many = (0..=share as u32).map(|number| {
+        let address = std::net::Ipv4Addr::from(0x0a00_0000 + number);
+        receiver(&format!("{address}/32"), &["tcp/22"])
+    });
+    let many: Vec<_> = many.collect();
+    let protected = receiver("10.9.9.9/32", &["tcp/80"]);
+    for number in [0, 1] {
+        chain.begin(number, many.clone(), || vec![protected.clone()]);
+        let accepted = chain.accepted(number);
+        assert_eq!(accepted.len(), if number == 0 { 0 } else { share }, "10.0.0.0/8 is not the first one's");
+        assert_eq!(chain.others().contains(&protected), number == 1);
+    }
+    // The authority has removed some: the services of the earlier process are its own business again.
+    chain.claim(1, many[..2].to_vec()).expect("room");
+    assert_eq!(chain.others(), many[..2]);
+    assert!(chain.take_changes() && !chain.take_changes());
+}
+
+#[test]
+fn port_ranges_at_an_address_have_a_share_if_several_organisations_may_speak_for_it() {
+    let ports: Vec<_> = (0..=SERVICES_MAX).map(|number| format!("tcp/{}", 2 * number + 1)).collect();
+    let ranges = |prefix: &str, count: usize| {
+        let ports: Vec<_> = ports.iter().take(count).map(String::as_str).collect();
+        receiver(prefix, &ports)
+    };
+    let mut default = organisation(DEFAULT, &[], &[]);
+    default.limits.networks = Some(vec![network("192.0.2.0/24"), network("203.0.113.7/32")]);
+    let chain = Chain::new(vec![default, organisation("acme", &["203.0.113.0/24"], &["tcp/1-99"])]);
+    let half = SERVICES_MAX / 2;
+    for number in [0, 1] {
+        chain.claim(number, vec![ranges("203.0.113.7/32", half)]).expect("room");
+        let error = chain.claim(number, vec![ranges("203.0.113.7/32", half + 1)]).expect_err("no room").to_string();
+        assert!(error.contains("203.0.113.7/32") && error.contains("share is 16"), "{error}");
+        assert_eq!(chain.accepted(number), [ranges("203.0.113.7/32", half)], "the earlier ones stay");
+    }
+    // A wider network counts at the address, too.
+    let wide = [ranges("203.0.113.0/24", half), receiver("203.0.113.7/32", &["tcp/80"])];
+    assert!(chain.claim(1, wide.to_vec()).is_err());
+    chain.claim(0, vec![ranges("192.0.2.1/32", SERVICES_MAX)]).expect("nobody else may speak for this address");
+    assert!(chain.claim(0, vec![ranges("192.0.2.1/32", SERVICES_MAX + 1)]).is_err());
+    // At the start, gaps are closed, but no port for which the organisation may not speak.
+    chain.begin(1, vec![ranges("203.0.113.8/32", SERVICES_MAX + 1)], Vec::new);
+    let table = merged(&[], &protected::widened(chain.others().iter()));
+    assert!((1..=65).step_by(2).all(|port| look(&table, "203.0.113.8", TCP, port) == (true, true)));
+    assert_eq!(look(&table, "203.0.113.8", TCP, 2), (true, true), "a gap");
+    let two = ["tcp/1", "tcp/9", "tcp/11"].map(service);
+    let closed =
+        |limits: &[&str]| room::with_gaps_closed(&two, 2, &limits.iter().map(|one| service(one)).collect::<Vec<_>>());
+    assert_eq!(closed(&["all"]), ["tcp/1", "tcp/9-11"].map(service));
+    assert_eq!(closed(&["tcp/1-9", "tcp/11"]), ["tcp/1-9", "tcp/11"].map(service));
+    assert_eq!(closed(&["tcp/1", "tcp/9", "tcp/11"]), two, "the operator's list");
+    assert_eq!(look(&table, "203.0.113.8", TCP, 100), (false, false), "beyond the organisation's services");
+}
+
+#[test]
+fn an_entry_with_services_of_two_organisations_stays_protected_for_each() {
+    let both = ["192.0.2.7/32"];
+    let chain = Chain::new(vec![
+        organisation(DEFAULT, &both, &[]),
+        organisation("acme", &both, &["tcp/22", "udp/1-9"]),
+        organisation("umbrella", &both, &["tcp/80"]),
+    ]);
+    let entry = receiver("192.0.2.7/32", &["tcp/22", "tcp/80", "udp/5-20", "tcp/443"]);
+    let elsewhere = receiver("198.51.100.1/32", &["tcp/22"]);
+    chain.keep(1, vec![entry.clone(), elsewhere]);
+    // Nobody may speak for tcp/443 now, so it stays, too.
+    assert_eq!(chain.others(), [receiver("192.0.2.7/32", &["tcp/22", "udp/5-20", "tcp/443"])]);
+    chain.claim(2, vec![receiver("192.0.2.7/32", &["tcp/80"])]).expect("room");
+    let table = merged(&[], &protected::widened(chain.others().iter()));
+    assert!(["22", "80", "443"].iter().all(|port| look(&table, "192.0.2.7", TCP, port.parse().expect("a port")).0));
+    chain.claim(1, Vec::new()).expect("room");
+    assert_eq!(chain.others().len(), 1, "the authority has no receivers any more");
+}
+
+#[test]
+fn receivers_that_a_new_organisation_takes_away_are_named() {
+    let all = [receiver("192.0.2.7/32", &["tcp/22"]), receiver("192.0.2.8/32", &[]), receiver("10.0.0.0/8", &[])];
+    let taken = within(&all, &[network("192.0.2.7/32"), network("10.1.0.0/16")]);
+    assert_eq!(taken, ["192.0.2.7/32 (192.0.2.7/32)", "10.0.0.0/8 (10.0.0.0/8)"]);
+}
+
 #[tokio::test]
 async fn the_first_organisation_hears_of_changes_of_the_others_only() {
     let chain = chain();
@@ -91,8 +177,12 @@ async fn the_first_organisation_hears_of_changes_of_the_others_only() {
     assert!(tokio::time::timeout(soon, chain.changed()).await.is_err());
     chain.claim(1, vec![receiver("203.0.113.7/32", &["tcp/22"])]).expect("room");
     chain.changed().await;
+    assert!(chain.take_changes());
     chain.claim(1, vec![receiver("203.0.113.7/32", &["tcp/22"])]).expect("room");
-    assert!(tokio::time::timeout(soon, chain.changed()).await.is_err(), "nothing has changed");
+    assert!(!chain.take_changes(), "nothing has changed");
+    chain.claim(1, vec![receiver("203.0.113.8/32", &["tcp/22"])]).expect("room");
+    assert!(tokio::time::timeout(soon, chain.changed()).await.is_err(), "only the first change is urgent");
+    assert!(chain.take_changes() && !chain.take_changes());
 }
 
 /// Returns whether a service is protected, and whether only another organisation may admit packets to it.
@@ -156,9 +246,10 @@ fn names_are_plain_words() {
 #[test]
 fn settings_that_know_one_authority_only_are_refused_by_name() {
     let settings = |text: &str| crate::settings::parse(text).expect("valid").1.settings();
-    assert!(check(&settings("interface = \"eth0\"\nobserve = true"), false).is_ok());
+    assert!(check(&settings("interface = \"eth0\""), false).is_ok());
     for (text, word) in [
         ("inside = \"eth1\"", "inside"),
+        ("observe = true", "observe"),
         ("identity_socket = \"/run/x\"", "identity_socket"),
         ("optional = \"192.0.2.1:80\"", "optional"),
         ("verdict = \"mark\"", "verdict"),
