@@ -488,6 +488,40 @@ mod tests {
         Program::command().debug_assert();
     }
 
+    #[tokio::test]
+    async fn a_new_organisation_gets_no_networks_in_which_the_default_one_protects_receivers() {
+        let room = tempfile::tempdir().expect("room");
+        let directory = Directory::at(room.path());
+        let write = |settings: &str| {
+            let enrolment = "authority = \"https://127.0.0.1:1\"\nverifier = \"edge\"\ntoken = \"t\"\n";
+            let text = zeroize::Zeroizing::new(format!("{settings}\n{enrolment}").into_bytes());
+            directory.folder().write("verifier.toml", &text).expect("written");
+        };
+        write("");
+        let state = serde_json::json!({
+            "config": {
+                "verifier": "edge", "epoch_length": 3600, "max_lifetime": 300, "revoked": [], "now": 0,
+                "receivers": [{"name": "shop", "prefix": "192.0.2.7/32", "services": []}],
+            },
+            "keys": {"keys": [], "proofs": null, "now": 0},
+        });
+        let state: State = serde_json::from_value(state).expect("a state");
+        state.store(directory.folder()).expect("stored");
+        let enrol = async |network: &str| {
+            let networks = vec![network.parse().expect("a network")];
+            let further = Further { organisation: None, networks, services: Vec::new() };
+            let at = Authority { authority: "https://127.0.0.1:1".into(), ca: None, code: "code".into() };
+            format!("{:#}", further.enrol("acme", &directory, &at, false).await.expect_err("nobody listens"))
+        };
+        let refusal = enrol("192.0.2.0/24").await;
+        assert!(refusal.contains("shop (192.0.2.7/32)") && refusal.contains("`networks`"), "{refusal}");
+        let others = enrol("198.51.100.0/24").await;
+        assert!(!others.contains("open to everybody"), "{others}");
+        write("networks = [\"192.0.2.7\"]");
+        let shared = enrol("192.0.2.0/24").await;
+        assert!(!shared.contains("open to everybody"), "{shared}");
+    }
+
     #[test]
     fn flags_become_settings() {
         let VerifierCommand::Run { flags, r#try, .. } =
