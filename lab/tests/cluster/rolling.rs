@@ -80,18 +80,15 @@ fn members_are_restarted_one_after_the_other_and_nothing_fails() {
                     break;
                 }
                 let began = Instant::now();
-                let users: Vec<_> = endpoints()?.into_iter().map(|used| used == host.url).collect();
                 lock(&host.authority).stop()?;
                 let moved = || endpoints().is_ok_and(|now| now.iter().all(|url| *url != host.url));
                 ensure!(poll(Duration::from_secs(10), moved), "somebody still uses {}: {:?}", host.url, endpoints()?);
-                // This authority asked its users to change, so they did not have to find out.
+                // This authority asked its users to change, so they did not have to find out. An endpoint that changed by
+                // itself just before was not asked this time.
                 let told = |log: &String| {
                     log.lines().any(|line| line.contains(&host.url) && line.contains("is about to stop"))
                 };
-                let all = logs();
-                let missed = users.iter().zip(&all).position(|(uses, log)| *uses && !told(log));
-                ensure!(missed.is_none(), "nobody asked endpoint {missed:?} to change: {}", all[missed.unwrap_or(0)]);
-                asked.iter_mut().zip(users).for_each(|(asked, uses)| *asked |= uses);
+                asked.iter_mut().zip(&logs()).for_each(|(asked, log)| *asked |= told(log));
                 if turn == 1 {
                     lock(&host.authority).set_program(another_version(host.namespace.dir())?);
                 }
