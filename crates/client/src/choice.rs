@@ -61,8 +61,9 @@ struct Host {
     answered: Option<Duration>,
     /// The smoothed round-trip time.
     round_trip: Option<Duration>,
-    /// The time at which the round trip has to be measured again.
-    measure_at: Duration,
+    /// The time at which the client learnt of the authority, and the time of the last measurement.
+    known_since: Duration,
+    measured: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +97,8 @@ impl Host {
             works_since: None,
             answered: None,
             round_trip: None,
-            measure_at: now + FIRST_MEASUREMENT,
+            known_since: now,
+            measured: None,
         }
     }
 
@@ -295,20 +297,23 @@ impl Choice {
     /// Notes the round-trip time to an authority, as it was measured.
     pub fn measured(&mut self, url: &Url, took: Duration, now: Duration) {
         let Some(index) = self.find(url) else { return };
-        let is_away = self.current != 0;
         let host = &mut self.hosts[index];
         // Load makes a round trip longer, and never shorter.
         let smoothed = |before: Duration| if took < before { took } else { (before * 3 + took) / 4 };
         host.round_trip = Some(host.round_trip.map_or(took, smoothed));
-        // An authority that has just started answers slowly at first, and must not be left aside for that.
-        host.measure_at = now + if is_away { RETURNS } else { MEASUREMENTS };
+        host.measured = Some(now);
     }
 
     /// Returns the authorities whose round trip has to be measured now. An authority that answers is measured at
     /// intervals, and an authority that failed is measured when its pause is over.
     pub fn due(&self, now: Duration) -> Vec<Url> {
+        // An authority that has just started answers slowly at first. If the client leaves it for that, it must come
+        // back soon.
+        let interval = if self.current == 0 { MEASUREMENTS } else { RETURNS };
+        let due_at =
+            |host: &Host| host.measured.map_or(host.known_since + FIRST_MEASUREMENT, |measured| measured + interval);
         let is_due = |host: &&Host| match host.rank(now) {
-            Rank::Up => host.measure_at <= now,
+            Rank::Up => due_at(host) <= now,
             Rank::Due => true,
             Rank::Unable | Rank::Down => false,
         };

@@ -289,6 +289,18 @@ fn the_named_authority_takes_precedence_over_one_about_as_near() {
 }
 
 #[test]
+fn who_was_measured_slow_while_in_use_is_used_again_soon() {
+    let mut world = World::new(&[30, 1, 1]);
+    world.now += FIRST_MEASUREMENT;
+    world.tend();
+    assert_ne!(world.used(), 0, "it has just started, and answers slowly");
+    world.round_trips[0] = millis(1);
+    world.now += RETURNS;
+    world.tend();
+    assert_eq!(world.used(), 0);
+}
+
+#[test]
 fn a_list_is_bounded_and_the_named_and_the_used_one_stay() {
     let mut choice = choice(3);
     choice.failed(&url(0), secs(1), secs(1));
