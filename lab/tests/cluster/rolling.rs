@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use jiff::Timestamp;
 use lab::{poll, test};
 use serde_json::Value;
 
@@ -50,6 +51,30 @@ fn versions(status: &Value) -> BTreeSet<String> {
     members.filter_map(|member| Some(member["state"]["version"].as_str()?.to_owned())).collect()
 }
 
+/// Reports whether a log says that the authority at `url` asked to change.
+fn told(log: &str, url: &str) -> bool {
+    log.lines().any(|line| line.contains(url) && line.contains("is about to stop"))
+}
+
+/// Reports whether an endpoint left the authority at `url` after the time `stopped`, and nobody had asked it to.
+fn found_out(log: &str, url: &str, stopped: &str) -> bool {
+    let mut later = log.lines().filter(|line| *line >= stopped);
+    let from = format!("from={url} ");
+    let is_news = |line: &&str| line.contains(&from) || (line.contains(url) && line.contains("is about to stop"));
+    later.find(is_news).is_some_and(|line| line.contains(&from))
+}
+
+#[test]
+fn an_endpoint_that_found_out_is_told_from_one_that_was_asked() {
+    let line = |second: u32, text: &str| format!("2026-01-01T00:00:{second:02}.000000Z  INFO client: {text}\n");
+    let asked = line(5, "the authority at https://a:1/ is about to stop");
+    let leaves = |second| line(second, "using another authority of the cluster from=https://a:1 to=https://b:1");
+    let found = |log: &str| found_out(log, "https://a:1", "2026-01-01T00:00:04.000000Z");
+    assert!(found(&leaves(6)) && found(&format!("{}{asked}", leaves(4))));
+    assert!(!found(&format!("{asked}{}", leaves(6))), "it was asked");
+    assert!(!found(&leaves(3)), "it left before the authority stopped");
+}
+
 #[test]
 fn members_are_restarted_one_after_the_other_and_nothing_fails() {
     let _alone = alone();
@@ -80,15 +105,16 @@ fn members_are_restarted_one_after_the_other_and_nothing_fails() {
                     break;
                 }
                 let began = Instant::now();
+                let stopped = Timestamp::now().strftime("%FT%T%.6fZ").to_string();
                 lock(&host.authority).stop()?;
                 let moved = || endpoints().is_ok_and(|now| now.iter().all(|url| *url != host.url));
                 ensure!(poll(Duration::from_secs(10), moved), "somebody still uses {}: {:?}", host.url, endpoints()?);
                 // This authority asked its users to change, so they did not have to find out. An endpoint that changed by
-                // itself just before was not asked this time.
-                let told = |log: &String| {
-                    log.lines().any(|line| line.contains(&host.url) && line.contains("is about to stop"))
-                };
-                asked.iter_mut().zip(&logs()).for_each(|(asked, log)| *asked |= told(log));
+                // itself just before was not asked.
+                let all = logs();
+                let missed = all.iter().position(|log| found_out(log, &host.url, &stopped));
+                ensure!(missed.is_none(), "nobody asked endpoint {missed:?} to change: {}", all[missed.unwrap_or(0)]);
+                asked.iter_mut().zip(&all).for_each(|(asked, log)| *asked |= told(log, &host.url));
                 if turn == 1 {
                     lock(&host.authority).set_program(another_version(host.namespace.dir())?);
                 }
