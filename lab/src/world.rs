@@ -203,6 +203,18 @@ pub fn policy(lifetime: &str) -> String {
 /// Flags with which a verifier accepts tokens of every suite, by the carriers `tail` and `shim`.
 pub const TAKE_ALL: [&str; 4] = ["--carriers", "tail,shim", "--suites", "siphash,aes-cmac,sha224"];
 
+/// Returns a policy that lets Alice reach the echo service at these addresses and networks.
+pub fn policy_for_echo(addresses: &[&str]) -> String {
+    let receivers = addresses.iter().enumerate().map(|(number, address)| {
+        format!(
+            "[[receivers]]\nname = \"r{number}\"\naddress = \"{address}\"\nservices = [\"tcp/7\", \"udp/7\"]\n\
+             verifier = \"edge\"\n\n[[rules]]\nname = \"rule {number}\"\naction = \"allow\"\nwho = \"person:alice\"\n\
+             to = \"r{number}\"\n\n"
+        )
+    });
+    receivers.collect()
+}
+
 /// Returns the standard policy, with this suite and carrier for grants for the receiver `front`. A token of the
 /// published scheme opens everything behind the verifier, so one rule has to allow every destination there.
 pub fn policy_for_tokens(suite: &str, carrier: Carrier) -> String {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use lab::net::veth;
 use lab::service::{Echo, ask, call, exchange};
-use lab::world::{AUTHORITY, AUTHORITY_PORT, Agent, Authority, ECHO, SOON, Verifier};
+use lab::world::{AUTHORITY, AUTHORITY_PORT, Agent, Authority, ECHO, SOON, Verifier, policy_for_echo};
 use lab::{Namespace, poll, test};
 use nix::sys::signal::Signal;
 
@@ -40,18 +40,6 @@ struct Organisation {
     address: &'static str,
 }
 
-/// Returns a policy that lets Alice reach these receivers.
-fn policy(addresses: &[&str]) -> String {
-    let receivers = addresses.iter().enumerate().map(|(number, address)| {
-        format!(
-            "[[receivers]]\nname = \"r{number}\"\naddress = \"{address}\"\nservices = [\"tcp/7\", \"udp/7\"]\n\
-             verifier = \"edge\"\n\n[[rules]]\nname = \"rule {number}\"\naction = \"allow\"\nwho = \"person:alice\"\n\
-             to = \"r{number}\"\n\n"
-        )
-    });
-    receivers.collect()
-}
-
 impl Organisation {
     fn start(router: &Namespace, name: &str, address: &'static str, authority: &str) -> Result<Self> {
         let (server, host) = (Namespace::new(&format!("{name}-srv"))?, Namespace::new(&format!("{name}-auth"))?);
@@ -64,7 +52,7 @@ impl Organisation {
         let mut this = Authority::at(&host, authority);
         let listen = format!("{authority}:{AUTHORITY_PORT}");
         this.command(&["init"], &["--name", authority, "--listen", &listen])?;
-        fs::write(this.dir().join("policy.toml"), policy(&[address]))?;
+        fs::write(this.dir().join("policy.toml"), policy_for_echo(&[address]))?;
         let password = this.password_file();
         for person in ["alice", "mallory"] {
             this.command(&["user", "add"], &[person, "--password-file", &password.to_string_lossy()])?;
@@ -180,9 +168,9 @@ fn neither_authority_can_say_that_it_protects_the_others_addresses() {
         let stage = Stage::logged_in()?;
         stage.reach(&stage.home)?;
         let claims = [ACME, "192.0.2.0/24", "198.51.100.0/24"];
-        stage.acme.authority.apply(&policy(&claims))?;
+        stage.acme.authority.apply(&policy_for_echo(&claims))?;
         stage.waits_for_refusal("acme", &claims[1..])?;
-        stage.home.authority.apply(&policy(&[HOME, ACME, "203.0.113.128/25"]))?;
+        stage.home.authority.apply(&policy_for_echo(&[HOME, ACME, "203.0.113.128/25"]))?;
         stage.waits_for_refusal("default", &[&format!("{ACME}/32"), "203.0.113.128/25"])?;
         // New grants, since the policies have changed.
         stage.agent.try_login_with(&stage.home.authority, "alice", &[])?;

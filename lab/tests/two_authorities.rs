@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use lab::net::veth;
 use lab::service::{Echo, ask, call, exchange};
-use lab::world::{AUTHORITY, AUTHORITY_PORT, Agent, Authority, ECHO, SOON, Verifier};
+use lab::world::{AUTHORITY, AUTHORITY_PORT, Agent, Authority, ECHO, SOON, Verifier, policy_for_echo};
 use lab::{Namespace, poll, test};
 use serde_json::Value;
 
@@ -39,18 +39,6 @@ struct Organisation {
     _host: Namespace,
 }
 
-/// Returns a policy that lets Alice reach these addresses.
-fn policy(addresses: &[&str]) -> String {
-    let receivers = addresses.iter().enumerate().map(|(number, address)| {
-        format!(
-            "[[receivers]]\nname = \"r{number}\"\naddress = \"{address}\"\nservices = [\"tcp/7\", \"udp/7\"]\n\
-             verifier = \"edge\"\n\n[[rules]]\nname = \"rule {number}\"\naction = \"allow\"\nwho = \"person:alice\"\n\
-             to = \"r{number}\"\n\n"
-        )
-    });
-    receivers.collect()
-}
-
 fn echo(address: &str) -> SocketAddr {
     format!("{address}:{ECHO}").parse().expect("an address")
 }
@@ -67,7 +55,7 @@ impl Organisation {
         let mut this = Authority::at(&host, authority);
         let listen = format!("{authority}:{AUTHORITY_PORT}");
         this.command(&["init"], &["--name", authority, "--listen", &listen])?;
-        fs::write(this.dir().join("policy.toml"), policy(addresses))?;
+        fs::write(this.dir().join("policy.toml"), policy_for_echo(addresses))?;
         let password = this.password_file();
         this.command(&["user", "add"], &["alice", "--password-file", &password.to_string_lossy()])?;
         this.run()?;
@@ -140,7 +128,7 @@ fn reach_and_be_kept_out(flags: &'static [&'static str]) -> Result<()> {
         ensure!(known[0]["person"] == "alice" && known[0]["organisation"] == organisation, "{known}");
     }
     // The home organisation's authority claims the other one's address, and grants it.
-    home.authority.apply(&policy(&[SHARED, THEIRS, "192.0.2.0/24"]))?;
+    home.authority.apply(&policy_for_echo(&[SHARED, THEIRS, "192.0.2.0/24"]))?;
     stage.waits("the claims are refused", |home, _| home["refused"].as_array().is_some_and(|all| all.len() == 2))?;
     home.log_in()?;
     ensure!(call(&home.client, echo(THEIRS), QUIET).is_err(), "a grant of the other authority was admitted");
@@ -171,7 +159,7 @@ fn an_authority_with_more_services_than_its_share_opens_nothing_at_the_next_star
         let mut stage = Stage::new(&[])?;
         let ports: Vec<_> = (0..40).map(|number| format!("\"tcp/{}\"", 1000 + 2 * number)).collect();
         let ports = |count: usize| format!("\"udp/7\", {}", ports[..count].join(", "));
-        let crowded = policy(&[SHARED]).replace("\"udp/7\"", &ports(24));
+        let crowded = policy_for_echo(&[SHARED]).replace("\"udp/7\"", &ports(24));
         stage.home.authority.apply(&crowded)?;
         let is_told = |home: &Value| home["trouble"].as_str().is_some_and(|text| text.contains("its share is 16"));
         stage.waits("the default organisation has too many port ranges", |home, _| is_told(home))?;
@@ -189,7 +177,7 @@ fn an_authority_with_more_services_than_its_share_opens_nothing_at_the_next_star
         stage.acme.reach(SHARED)?;
         stage.acme.reach(THEIRS)?;
         stage.home.reach(SHARED)?;
-        stage.home.authority.apply(&policy(&[SHARED]))?;
+        stage.home.authority.apply(&policy_for_echo(&[SHARED]))?;
         stage.waits("the receivers are accepted", |home, _| home["trouble"].is_null())?;
         stage.home.reach(SHARED)?;
         Ok(())

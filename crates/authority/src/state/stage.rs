@@ -26,6 +26,27 @@ who = ["person:alice", "person:mallory"]
 to = "git"
 "#;
 
+/// Returns [`POLICY`] with a receiver `db`, about which alice decides. Consents may be given to `who`, a value of the
+/// policy's language.
+pub fn policy_with_delegation(who: &str) -> String {
+    format!(
+        r#"{POLICY}
+[[receivers]]
+name = "db"
+address = "203.0.113.20"
+services = "tcp/5432"
+verifier = "edge-1"
+
+[[delegations]]
+name = "dba"
+to = "db"
+delegates = "person:alice"
+who = {who}
+lifetime_max = "1d"
+"#
+    )
+}
+
 /// An authority with the accounts alice, mallory and eve.
 pub struct Stage {
     pub authority: Arc<Authority>,

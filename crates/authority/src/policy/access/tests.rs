@@ -2,23 +2,8 @@ use super::{Asking, Deciding};
 use crate::http::problems::Problem;
 use crate::now;
 use crate::state::Authority;
-use crate::state::stage::{POLICY, SOURCE, Stage};
+use crate::state::stage::{SOURCE, Stage, policy_with_delegation};
 use crate::storage::{Database, Operator};
-
-const DELEGATED: &str = r#"
-[[receivers]]
-name = "db"
-address = "203.0.113.20"
-services = "tcp/5432"
-verifier = "edge-1"
-
-[[delegations]]
-name = "dba"
-to = "db"
-delegates = "person:alice"
-who = "tag:managed"
-lifetime_max = "1d"
-"#;
 
 /// Replaces the tags of mallory's device.
 async fn tag(authority: &Authority, tags: &[&str]) {
@@ -33,7 +18,7 @@ async fn tag(authority: &Authority, tags: &[&str]) {
 async fn a_delegate_allows_a_person_only_while_one_of_their_devices_has_the_tag() {
     let stage = Stage::new().await;
     let authority = &stage.authority;
-    let text = format!("{POLICY}{DELEGATED}");
+    let text = policy_with_delegation(r#""tag:managed""#);
     authority.enforcer.apply(Some(text), String::new(), None, None).await.unwrap();
     let (alice, mallory) = (stage.login("alice").await, stage.login("mallory").await);
     tag(authority, &["managed"]).await;

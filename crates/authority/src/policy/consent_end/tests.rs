@@ -1,26 +1,11 @@
 use crate::http::problems::Problem;
 use crate::policy::access::{Asking, Deciding};
 use crate::state::Authority;
-use crate::state::stage::{POLICY, SOURCE, Stage, soon};
+use crate::state::stage::{SOURCE, Stage, policy_with_delegation, soon};
 use crate::storage::{Database, Operator, TokenHash, revocations_line};
 use api::GrantRequest;
 use engine::policy::delegation::RequestId;
 use std::time::Duration;
-
-const DELEGATED: &str = r#"
-[[receivers]]
-name = "db"
-address = "203.0.113.20"
-services = "tcp/5432"
-verifier = "edge-1"
-
-[[delegations]]
-name = "dba"
-to = "db"
-delegates = "person:alice"
-who = ["person:eve", "person:mallory"]
-lifetime_max = "1d"
-"#;
 
 fn done<T>(result: Result<T, Problem>) -> T {
     result.unwrap_or_else(|problem| panic!("{:?}", problem.said()))
@@ -28,7 +13,7 @@ fn done<T>(result: Result<T, Problem>) -> T {
 
 async fn delegated() -> Stage {
     let stage = Stage::new().await;
-    let text = format!("{POLICY}{DELEGATED}");
+    let text = policy_with_delegation(r#"["person:eve", "person:mallory"]"#);
     stage.authority.enforcer.apply(Some(text), String::new(), None, None).await.unwrap();
     stage
 }
