@@ -1,6 +1,7 @@
 //! Requests for access to a receiver. A delegate, a person to whom the policy delegates the decision, decides about
 //! each request.
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 /// `POST /v1/access`: the caller asks for access to a receiver.
@@ -56,6 +57,10 @@ pub struct Requestable {
     pub receiver: String,
     /// The services for which the person can ask, in the notation of the policy file.
     pub services: Vec<String>,
+    /// The addresses and networks of the receiver. Earlier versions do not send them.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<String>))]
+    pub addresses: Vec<IpNet>,
 }
 
 /// A request for access, with the decision about it.

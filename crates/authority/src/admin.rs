@@ -3,6 +3,7 @@
 
 pub mod backup;
 pub mod cli;
+pub mod consents;
 pub(crate) mod control;
 pub mod lists;
 

@@ -293,7 +293,7 @@ impl GrantIssuer {
         let requested = Request { subject: session.subject(source), to, now };
         let permit = match policy.decide_with(&requested, &self.consents.current()) {
             Decision::Allowed(permit) => permit,
-            denied => return Err(Problem::denied(&denied, &requested)),
+            denied => return Err(Problem::denied(&denied, &requested, policy.policy())),
         };
         let preferences = self.preferences.of(&session.person);
         if let Some(withholding) = preferences.withholding(&to, request.consented) {

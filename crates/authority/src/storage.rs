@@ -35,8 +35,8 @@ mod thread;
 mod verifiers;
 
 pub use access::{
-    AccessEntry, AccessMark, AccessPage, AccessState, Asked, Decided, NewRequest, Unexamined, Verdict as AccessVerdict,
-    random_number,
+    AccessEntry, AccessMark, AccessPage, AccessState, Asked, Decided, Given, GivingDelegate, NewConsent, NewConsents,
+    NewRequest, Unexamined, Verdict as AccessVerdict, random_number,
 };
 pub use accounts::{Account, AccountEntry, SecondFactor};
 pub use audit::chain::{AuditHash, Head, NotedHead, Trail, Verdict};

@@ -11,6 +11,7 @@ pub mod delegation;
 pub mod diff;
 mod expectation;
 mod explain;
+pub mod holder;
 mod index;
 pub mod lists;
 pub mod networks;

@@ -128,7 +128,7 @@ pub enum AuthorityCommand {
     /// List and reset people's scores, which applications lower by complaints
     #[command(subcommand)]
     Score(score::ScoreCommand),
-    /// List requests for access and consents, and withdraw them
+    /// List requests for access and consents, give consents, and withdraw them
     #[command(subcommand)]
     Access(access::AccessCommand),
     /// Show the webhooks, which learn of requests for access, and test them

@@ -3,6 +3,7 @@
 
 use crate::Directory;
 use crate::cluster::confirm::Followed;
+use crate::policy::access::{GivenConsent, Giver, Giving};
 use crate::segments::listed::SegmentFilter;
 use crate::state::Authority;
 use crate::storage::Operator;
@@ -69,6 +70,15 @@ pub enum Command {
     /// State how many messages the webhooks have delivered; answered by a list of
     /// [`WebhookState`](crate::webhook::WebhookState).
     Webhooks,
+    /// Give consents without requests, all or none; answered by [`Gave`].
+    GiveAccess {
+        /// The consents.
+        consents: Vec<Giving>,
+        /// The operator who gives them.
+        by: Operator,
+        /// Whether they come from a file.
+        is_import: bool,
+    },
     /// List the path segments in force; answered by a [`SegmentList`](crate::segments::listed::SegmentList).
     Segments(SegmentFilter),
 }
@@ -80,6 +90,21 @@ pub struct Acted {
     pub done: String,
     /// The other members of the cluster and the verifiers, and which of them have followed the change.
     pub followed: Followed,
+}
+
+/// The reply to [`Command::GiveAccess`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Gave {
+    /// The consents are in force.
+    Given(Vec<GivenConsent>),
+    /// No consent was given.
+    Refused {
+        /// The index of the consent that prevents all of them, if it is a single one.
+        nth: Option<usize>,
+        /// The reason.
+        why: String,
+    },
 }
 
 /// The server's reply to a command.
@@ -222,6 +247,15 @@ async fn act(authority: &Arc<Authority>, command: Command, turn: Turn) -> Result
                 // The task continues. Meanwhile, other commands get their turn.
                 Err(_) => acted(authority, LOADING.into(), turn).await,
             };
+        }
+        Command::GiveAccess { consents, by, is_import } => {
+            // The database decides about each call as a whole, so it needs no turn.
+            drop(turn);
+            let gave = match authority.access.give(Giver::Operator { is_import }, by, consents).await {
+                Ok(given) => Gave::Given(given),
+                Err(refused) => Gave::Refused { nth: refused.nth, why: refused.problem.said().title },
+            };
+            return Ok(serde_json::to_value(gave)?);
         }
         Command::ReloadKeys { anew } => {
             let keys = authority.directory.read_master_keys()?;

@@ -1,13 +1,15 @@
 //! The pages of requests for access. On one page, a person asks for access to receivers. On the others, a delegate (a
 //! person to whom the policy delegates the decision) allows or refuses requests: all that wait, or one to which a
-//! message of a webhook leads.
+//! message of a webhook leads. A delegate can also give access without a request.
 //!
 //! A form names a request by its number only, and a request never changes. So a delegate decides about exactly what the
 //! page showed, or is told that somebody else has decided meanwhile.
 
+mod giving;
+
 use super::ROOT;
 use super::form::{Fault, Input, summary};
-use super::page::{self, Page, act, time};
+use super::page::{self, Page, act, encoded, time};
 use super::table::{actions, long, table, text};
 use super::visitor::{Fields, Form, Visitor};
 use crate::http::extractors::Part;
@@ -16,6 +18,7 @@ use crate::policy::AccessRequests;
 use crate::policy::access::{Asking, Deciding, MOST_TEXT, ToDecide, no_request};
 use crate::state::Authority;
 use crate::storage::{AccessEntry, AccessMark, AccessPage, AccessState};
+use api::Requestable;
 use axum::Router;
 use axum::extract::{Path, Query};
 use axum::response::{IntoResponse, Redirect, Response};
@@ -41,6 +44,7 @@ pub fn routes() -> Router<Arc<Authority>> {
         .route(TO_DECIDE, get(to_decide))
         .route("/access/requests/{id}", get(to_decide_one))
         .route("/access/requests/decide", post(decide))
+        .route("/access/requests/give", post(giving::give))
         .route("/access/requests/withdraw", post(withdraw_given))
 }
 
@@ -57,6 +61,15 @@ struct Parameters {
     before: Option<String>,
     /// The place in the list of consents.
     after: Option<String>,
+    /// The receiver that the form to ask proposes.
+    receiver: Option<String>,
+    /// The services that the form to ask proposes.
+    services: Option<String>,
+}
+
+/// Returns the address of the page on which a person asks for a service of a receiver.
+pub fn ask_page(receiver: &str, services: &str) -> String {
+    format!("{ROOT}{HERE}?receiver={}&services={}#ask-receiver", encoded(receiver), encoded(services))
 }
 
 /// Reads the place at which a list begins.
@@ -81,7 +94,8 @@ async fn show(
     visitor: Visitor,
     Query(parameters): Query<Parameters>,
 ) -> Result<Markup, Problem> {
-    overview(&access, &visitor, &parameters, &Attempted::default()).await
+    let [receiver, services] = [&parameters.receiver, &parameters.services].map(|text| text.as_deref().unwrap_or(""));
+    overview(&access, &visitor, &parameters, &Attempted { receiver, services, ..Attempted::default() }).await
 }
 
 /// A request that was submitted with errors, and is shown again with them.
@@ -148,7 +162,7 @@ fn texts(entry: &AccessEntry) -> Markup {
     html! { (entry.reason) @if let Some(note) = note { " " span.quiet { "Note: " (note) } } }
 }
 
-fn ask_form(visitor: &Visitor, requestable: &[(String, Vec<String>)], attempted: &Attempted<'_>) -> Markup {
+fn ask_form(visitor: &Visitor, requestable: &[Requestable], attempted: &Attempted<'_>) -> Markup {
     let input = |id, name, label, hint, value, required| Input {
         id,
         name,
@@ -179,7 +193,7 @@ fn ask_form(visitor: &Visitor, requestable: &[(String, Vec<String>)], attempted:
             (visitor.token())
             label for="ask-receiver" { "Receiver" }
             select #ask-receiver name="receiver" {
-                @for (name, services) in requestable {
+                @for Requestable { receiver: name, services, .. } in requestable {
                     option value=(name) selected[name == attempted.receiver] { (name) " (" (services.join(" ")) ")" }
                 }
             }
@@ -238,17 +252,27 @@ async fn withdraw_own(
 async fn to_decide(
     Part(access): Part<AccessRequests>,
     visitor: Visitor,
-    Query(Parameters { done, before, after }): Query<Parameters>,
+    Query(parameters): Query<Parameters>,
 ) -> Result<Markup, Problem> {
-    let subject = delegate(&visitor);
-    let (before, after) = (before.as_deref(), after.as_deref());
-    let ToDecide { open, consents } = access.to_decide(&subject, (place(before)?, place(after)?)).await?;
+    decisions(&access, &visitor, &parameters, &giving::Attempted::default()).await
+}
+
+async fn decisions(
+    access: &AccessRequests,
+    visitor: &Visitor,
+    parameters: &Parameters,
+    attempted: &giving::Attempted,
+) -> Result<Markup, Problem> {
+    let subject = delegate(visitor);
+    let (before, after) = (parameters.before.as_deref(), parameters.after.as_deref());
+    let decide = access.to_decide(&subject, (place(before)?, place(after)?)).await?;
+    let ToDecide { open, consents, receivers, .. } = &decide;
     let mut forms = Vec::new();
     for entry in &open.entries {
         let longest = access.longest(&subject, entry).await;
-        forms.push(request(&visitor, entry, longest));
+        forms.push(request(visitor, entry, longest));
     }
-    let rows: Vec<_> = consents.entries.iter().map(|entry| consent_row(&visitor, entry)).collect();
+    let rows: Vec<_> = consents.entries.iter().map(|entry| consent_row(visitor, entry)).collect();
     let columns = [
         text("Person"),
         text("Receiver"),
@@ -258,7 +282,9 @@ async fn to_decide(
         text("Until"),
         actions(),
     ];
-    Ok(Page::new("Requests for access").of(Some(&visitor)).at(HERE).done(done.as_deref()).show(&html! {
+    let done = parameters.done.as_deref();
+    Ok(Page::new("Requests for access").of(Some(visitor)).at(HERE).done(done).show(&html! {
+        (summary(&attempted.faults))
         p { a href={ (ROOT) (HERE) } { "Your own requests" } }
         h2 { "To decide" }
         @if forms.is_empty() { p { "No request waits for your decision." } }
@@ -268,6 +294,10 @@ async fn to_decide(
         @if rows.is_empty() { p { "No consent is in effect for the receivers for which you decide." } }
         @else { (table("Consents in effect", &columns, rows)) }
         (turn(TO_DECIDE, "after", after, consents.next, "Consents that end later"))
+        @if !receivers.is_empty() {
+            h2 { "Give access without a request" }
+            (giving::form(visitor, &decide, attempted))
+        }
     }))
 }
 

@@ -81,6 +81,7 @@ const DONE: &[(&str, &str)] = &[
     ("access-withdrawn", "Withdrawn. If you had access by it, the access has ended."),
     ("access-allowed", "Allowed. The person's agents learn of it at once."),
     ("access-refused", "Refused."),
+    ("access-given", "Given. The agents of everybody concerned learn of it at once."),
     ("consent-withdrawn", "The consent is withdrawn. Flows that rested on it are being cut."),
     ("device-in", "The key is on its way to your network's switch."),
     ("device-out", "This device is logged out, and its grants have ended."),

@@ -8,7 +8,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use engine::policy::preference::{Choice, Preference};
-use engine::policy::{Decision, Explanation, Request};
+use engine::policy::{Decision, Explanation, Policy, Request, service};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -98,14 +98,23 @@ pub const NO_PASSKEYS: &str =
     "page: passkeys are possible only if [console] in the authority's configuration has a `url` with a DNS name";
 
 impl Problem {
-    /// Returns the problem for a request that the policy denies.
-    pub fn denied(decision: &Decision<'_>, request: &Request<'_>) -> Self {
+    /// Returns the problem for a request that `policy` denies. If the person can ask for access, the message says how.
+    /// The person can list the same receiver and service by `GET /v1/access`, so the message reveals nothing new.
+    pub fn denied(decision: &Decision<'_>, request: &Request<'_>, policy: &Policy) -> Self {
+        let mut explanation = decision.explain(request);
+        if matches!(decision, Decision::DefaultDeny { .. })
+            && let Some((receiver, wanted)) = policy.askable(request)
+        {
+            let (receiver, wanted) = (&receiver.name, service(&wanted));
+            explanation.text +=
+                &format!("; to ask for access, run `vouchsafe access ask {receiver} --service {wanted}`");
+        }
         let kind = match decision {
             Decision::NoReceiver => "no_receiver",
             Decision::DefaultDeny { .. } => "no_rule",
             Decision::Denied { .. } | Decision::Allowed(_) => "denied",
         };
-        Self::Denied(decision.explain(request), kind)
+        Self::Denied(explanation, kind)
     }
 
     /// Returns the body of the response (RFC 9457) that reports this problem.

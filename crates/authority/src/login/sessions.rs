@@ -44,7 +44,12 @@ impl Sessions {
 
     /// Returns the token hashes of a person's sessions.
     pub fn tokens_of(&self, person: &str) -> Vec<TokenHash> {
-        self.read().iter().filter(|(_, session)| session.person == person).map(|(token, _)| *token).collect()
+        self.tokens_where(|session| session.person == person)
+    }
+
+    /// Returns the token hashes of some sessions.
+    pub fn tokens_where(&self, which: impl Fn(&Session) -> bool) -> Vec<TokenHash> {
+        self.read().iter().filter(|(_, session)| which(session)).map(|(token, _)| *token).collect()
     }
 
     /// Returns those of these people who have a session.

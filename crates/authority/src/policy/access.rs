@@ -1,6 +1,10 @@
 //! Requests for access to receivers, and the decisions of people to whom the policy delegates them. A consent applies
 //! from the moment it is given, and its end also ends the grants that rest on it.
 
+mod giving;
+
+pub use giving::{GivenConsent, Giver, Giving, Term};
+
 use super::consent_table::ConsentTable;
 use super::examinations::Examinations;
 use super::{Enforcer, PolicyInForce};
@@ -16,15 +20,17 @@ use crate::storage::{
 use crate::sync::Synchroniser;
 use crate::webhook::{Notice, Webhooks};
 use anyhow::Result;
+use api::Requestable;
 use axum::http::StatusCode;
 use engine::document::duration;
 use engine::model::Service;
-use engine::policy::delegation::{Asker, MOST_SERVICES, RequestId};
-use engine::policy::{Policy, Subject, parse_service, service};
-use std::collections::BTreeSet;
+use engine::policy::delegation::{Asker, Decider, Delegation, Exceeds, MOST_SERVICES, RequestId};
+use engine::policy::{Decision, Policy, Request, Subject, parse_service, service};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use wire::Destination;
 
 /// Maximum number of characters of a reason or a note.
 pub const MOST_TEXT: usize = 500;
@@ -77,6 +83,11 @@ pub struct ToDecide {
     pub open: AccessPage,
     /// Consents in effect, the next to end first.
     pub consents: AccessPage,
+    /// The receivers about which the person may decide, by name: the services that can be allowed, and the longest time
+    /// in seconds.
+    pub receivers: BTreeMap<String, (BTreeSet<String>, u32)>,
+    /// The version of the policy by which the person may decide.
+    pub version: i64,
 }
 
 /// The facts in the database on which a decision depends.
@@ -88,11 +99,16 @@ struct Facts {
 }
 
 impl AccessRequests {
-    /// Returns the receivers for which the subject may ask, each with the services in the notation of the policy file.
-    pub async fn requestable(&self, subject: &Subject<'_>) -> Vec<(String, Vec<String>)> {
+    /// Returns the receivers for which the subject may ask.
+    pub async fn requestable(&self, subject: &Subject<'_>) -> Vec<Requestable> {
         let read = |policy: &Policy| {
             let all = policy.requestable(subject).into_iter();
-            all.map(|(name, services)| (name.to_owned(), services.iter().map(service).collect())).collect()
+            let one = |(name, services): (&str, Vec<Service>)| Requestable {
+                receiver: name.to_owned(),
+                services: services.iter().map(service).collect(),
+                addresses: policy.prefixes_of(name).unwrap_or_default(),
+            };
+            all.map(one).collect()
         };
         self.policy.with(read).await
     }
@@ -189,6 +205,18 @@ impl AccessRequests {
         Ok(facts)
     }
 
+    /// Returns the receiver and the service for which a person whom the policy refuses a destination can ask, if there is
+    /// one.
+    pub async fn askable(&self, subject: Subject<'_>, to: Destination) -> Option<(String, String)> {
+        let policy = self.policy.read().await;
+        let request = Request { subject, to, now: now() };
+        if !matches!(policy.decide_with(&request, &self.consents.current()), Decision::DefaultDeny { .. }) {
+            return None;
+        }
+        let (receiver, wanted) = policy.policy().askable(&request)?;
+        Some((receiver.name.clone(), service(&wanted)))
+    }
+
     /// Returns a page of the requests of a person, newest first.
     ///
     /// # Errors
@@ -215,18 +243,26 @@ impl AccessRequests {
     ) -> Result<ToDecide, Problem> {
         let read = |policy: &Policy| {
             let own = policy.delegated_to(delegate).map(|delegation| delegation.name.clone());
-            let of = policy.delegated_to(delegate).flat_map(|delegation| policy.receivers_of(delegation));
-            let receivers: BTreeSet<_> = of.map(|receiver| receiver.name.clone()).collect();
-            (own.collect::<Vec<_>>(), Vec::from_iter(receivers))
+            let mut receivers: BTreeMap<String, (BTreeSet<String>, u32)> = BTreeMap::new();
+            for delegation in policy.delegated_to(delegate) {
+                for receiver in policy.receivers_of(delegation) {
+                    let (services, longest) = receivers.entry(receiver.name.clone()).or_default();
+                    services.extend(delegation.services_of(receiver).iter().map(service));
+                    *longest = delegation.lifetime_max.max(*longest);
+                }
+            }
+            (own.collect::<Vec<_>>(), receivers)
         };
-        let (delegations, receivers) = self.policy.with(read).await;
-        if receivers.is_empty() {
+        let version = self.enforcer.version.load(Ordering::SeqCst);
+        let (delegations, own) = self.policy.with(read).await;
+        if own.is_empty() {
             return Ok(ToDecide::default());
         }
+        let receivers: Vec<_> = own.keys().cloned().collect();
         let person = delegate.person.to_owned();
         let read = move |database: &mut Database| {
             let open = database.open_access_requests(&receivers, &delegations, &person, open)?;
-            Ok(ToDecide { open, consents: database.consents_for(&receivers, consents)? })
+            Ok(ToDecide { open, consents: database.consents_for(&receivers, consents)?, receivers: own, version })
         };
         Ok(self.storage.read_for(delegate.person, read).await?)
     }
@@ -235,9 +271,9 @@ impl AccessRequests {
     pub async fn longest(&self, delegate: &Subject<'_>, entry: &AccessEntry) -> Option<u32> {
         let services = entry.parsed_services();
         // The decision examines the person's groups and tags.
-        let asker = Asker { subject: Subject::person(&entry.person), delegations: entry.delegations.as_deref() };
+        let asker = entry.asker(&[], &[]);
         let longest = |policy: &Policy| {
-            let own = policy.delegations_for(delegate, asker, &entry.receiver);
+            let own = policy.delegations_for(Decider::Delegate(delegate), asker, &entry.receiver);
             own.filter(|own| policy.may_cover(own, &entry.receiver, &services)).map(|own| own.lifetime_max).max()
         };
         self.policy.with(longest).await
@@ -249,8 +285,8 @@ impl AccessRequests {
     /// Fails if there is no such request, or the database cannot be read.
     pub async fn request_for(&self, delegate: &Subject<'_>, id: RequestId) -> Result<AccessEntry, Problem> {
         let entry = self.request(delegate.person, id).await?;
-        let asker = Asker { subject: Subject::person(&entry.person), delegations: entry.delegations.as_deref() };
-        let is_delegate = |policy: &Policy| policy.delegations_for(delegate, asker, &entry.receiver).next().is_some();
+        let (decider, asker) = (Decider::Delegate(delegate), entry.asker(&[], &[]));
+        let is_delegate = |policy: &Policy| policy.delegations_for(decider, asker, &entry.receiver).next().is_some();
         let is_theirs = entry.person != delegate.person && entry.is_current && self.policy.with(is_delegate).await;
         // The answer does not reveal who asks for which receiver.
         if is_theirs { Ok(entry) } else { Err(no_request()) }
@@ -298,11 +334,9 @@ impl AccessRequests {
             let Facts { version, people } = self.facts(people).await?;
             let Ok([own, of_asker]) = <[PersonFacts; 2]>::try_from(people) else { return Err(no_request()) };
             let subject = Subject { groups: &own.groups, ..Subject::person(&delegate.person) };
-            let PersonFacts { groups, tags } = &of_asker;
-            let person = Subject { groups, tags, ..Subject::person(&entry.person) };
-            let asker = Asker { subject: person, delegations: entry.delegations.as_deref() };
-            let policy = policy.policy();
-            let Some(first) = policy.delegations_for(&subject, asker, &entry.receiver).next() else {
+            let asker = entry.asker(&of_asker.groups, &of_asker.tags);
+            let (policy, decider) = (policy.policy(), Decider::Delegate(&subject));
+            let Some(first) = policy.delegations_for(decider, asker, &entry.receiver).next() else {
                 // A request that does not exist gets the same answer. So the answer does not reveal who asks for which
                 // receiver.
                 return Err(no_request());
@@ -310,15 +344,8 @@ impl AccessRequests {
             let (delegation, allow) = match allow {
                 None => (first, None),
                 Some((services, lifetime)) => {
-                    let able = policy.delegation_for(&subject, asker, &entry.receiver, &services);
-                    let Some(delegation) = able else {
-                        let why = "the delegation does not cover these services, or no longer the person who asks";
-                        return Err(Problem::Access(StatusCode::FORBIDDEN, "exceeds_delegation", why.into()));
-                    };
-                    if lifetime > delegation.lifetime_max {
-                        let why = format!("the delegation allows {} at most", duration(delegation.lifetime_max));
-                        return Err(Problem::Access(StatusCode::FORBIDDEN, "exceeds_delegation", why));
-                    }
+                    let why = "the delegation does not cover these services, or no longer the person who asks";
+                    let delegation = permitted(policy, decider, asker, &entry.receiver, &services, lifetime, why)?;
                     (delegation, Some((services, now() + u64::from(lifetime))))
                 }
             };
@@ -429,19 +456,20 @@ impl AccessRequests {
         Ok(())
     }
 
-    /// Records a change in a person's queue, and announces it to webhooks if `notice` says so. The work goes on if the
+    /// Records a change in a person's queue, and announces it to webhooks by what `notices` returns. The work goes on if the
     /// caller closes the connection.
-    async fn record<T: Send + 'static>(
+    async fn record<T: Send + 'static, N: IntoIterator<Item = Notice>>(
         &self,
         person: &str,
         change: impl FnOnce(&mut Database) -> Result<T> + Send + 'static,
-        notice: impl FnOnce(&T) -> Option<Notice> + Send + 'static,
+        notices: impl FnOnce(&T) -> N + Send + 'static,
     ) -> Result<T, Problem> {
         let (requests, person) = (self.clone(), person.to_owned());
         let recorded = tokio::spawn(async move {
             let done = requests.storage.call_for(&person, change).await?;
-            if let Some(notice) = notice(&done) {
-                requests.webhooks.announce(&notice).await;
+            let notices: Vec<_> = notices(&done).into_iter().collect();
+            for notice in &notices {
+                requests.webhooks.announce(notice).await;
             }
             anyhow::Ok(done)
         });
@@ -452,14 +480,35 @@ impl AccessRequests {
     /// their destinations again.
     async fn tell(&self, person: &str) -> Result<()> {
         self.sync.run_everywhere().await?;
-        self.tell_agents(person);
+        self.tell_agents(person).await;
         Ok(())
     }
+}
+
+/// Returns the delegation on which a consent rests, as [`Policy::permitted`] does. `why` is the message if no delegation
+/// covers it.
+fn permitted<'p>(
+    policy: &'p Policy,
+    decider: Decider<'p>,
+    asker: Asker<'p>,
+    receiver: &'p str,
+    services: &[Service],
+    lifetime: u32,
+    why: &str,
+) -> Result<&'p Delegation, Problem> {
+    policy.permitted(decider, asker, receiver, services, lifetime).map_err(|exceeds| {
+        let why = match exceeds {
+            Exceeds::NotCovered => why.to_owned(),
+            Exceeds::TooLong(most) => format!("the delegation allows {} at most", duration(most)),
+        };
+        Problem::Access(StatusCode::FORBIDDEN, "exceeds_delegation", why)
+    })
 }
 
 /// Returns the notice that a request or consent was withdrawn. `before` is its state before.
 fn withdrawn(before: &AccessEntry) -> Notice {
     let of_consent = || before.delegation.iter().cloned().collect();
+    let asked = before.delegations.clone().filter(|_| !before.is_unasked());
     Notice {
         event: if before.state == AccessState::Open { "access_withdrawn" } else { "consent_withdrawn" },
         request: before.id,
@@ -468,7 +517,7 @@ fn withdrawn(before: &AccessEntry) -> Notice {
         services: before.services.clone(),
         lifetime: None,
         until: None,
-        delegations: before.delegations.clone().unwrap_or_else(of_consent),
+        delegations: asked.unwrap_or_else(of_consent),
     }
 }
 

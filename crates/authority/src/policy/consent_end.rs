@@ -1,7 +1,7 @@
 //! The end of consents: when its time is over, when it is withdrawn, or when its receiver's name is given to another
 //! receiver. Then the grants that rested on the consent end, too.
 //!
-//! The transaction that ends a consent records the person as unexamined. A member of the cluster then examines the
+//! The transaction that ends a consent records the person, the group or the tag as unexamined. A member of the cluster then examines the
 //! person's grants, and revokes those that are no longer allowed. Any member can do that, and several may: the result
 //! is the same. People do not wait for each other.
 
@@ -9,9 +9,11 @@ use super::access::AccessRequests;
 use super::examinations::{Examinations, NextEnd};
 use crate::now;
 use crate::push::events::Listener;
-use crate::storage::{Database, Unavailable, Unexamined};
+use crate::storage::{Database, Session, Unavailable, Unexamined};
 use anyhow::Result;
 use api::Event;
+use engine::policy::Subject;
+use engine::policy::holder::Holder;
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
@@ -80,13 +82,16 @@ impl AccessRequests {
             self.examine(&of).await?;
         }
         self.sync.run_everywhere().await?;
-        self.tell_agents(person);
+        self.tell_agents(person).await;
         Ok(())
     }
 
     async fn examine(&self, of: &Unexamined) -> Result<()> {
         let person = of.person.as_str();
         self.sync.run().await?;
+        if let Ok(Holder::Group(_) | Holder::Tag(_)) = person.parse() {
+            return self.examine_all(of).await;
+        }
         // The consent allows nothing any more. A grant that it allowed before this line is not recorded afterwards, but
         // decided again. So the revocation need not wait for the person's requests, which the person could prolong.
         self.storage.end_basis_of(person);
@@ -98,6 +103,18 @@ impl AccessRequests {
         };
         self.storage.revoke_for(person, revoke).await?;
         tracing::info!(person, revoked = count, "a consent ended");
+        self.sync.run().await
+    }
+
+    /// Revokes the grants of all people that are no longer allowed, after a consent of a group or a tag has ended. A
+    /// delegate can cause this only as often as they give such consents.
+    async fn examine_all(&self, of: &Unexamined) -> Result<()> {
+        // As for a person: what the consent allowed before this line is decided again before it is recorded.
+        self.storage.end_basis();
+        let revoked = self.enforcer.revoke_forbidden(&*self.policy.read().await, ENDED).await?;
+        let done = of.clone();
+        self.storage.call(move |database| database.examined(&done)).await?;
+        tracing::info!(holder = of.person, revoked, "a consent ended");
         self.sync.run().await
     }
 
@@ -117,7 +134,9 @@ impl AccessRequests {
                 if let Err(error) = requests.sync.run_everywhere().await {
                     tracing::debug!("cannot wait for the other members: {error:#}");
                 }
-                people.iter().for_each(|person| requests.tell_agents(person));
+                for person in &people {
+                    requests.tell_agents(person).await;
+                }
             }
         });
     }
@@ -129,9 +148,22 @@ impl AccessRequests {
         examinations.is_telling.then_some(people)
     }
 
-    /// Makes the agents of a person that listen here read their destinations again.
-    pub(super) fn tell_agents(&self, person: &str) {
-        for token in self.sessions.tokens_of(person) {
+    /// Makes the agents of a person, or of those who have a group or a tag, read their destinations again if they listen
+    /// here.
+    pub(super) async fn tell_agents(&self, holder: &str) {
+        let tokens = match holder.parse() {
+            Ok(Holder::Group(group)) => {
+                let policy = self.policy.read().await;
+                let is_in = |session: &Session| {
+                    let subject = Subject { groups: &session.groups, ..Subject::person(&session.person) };
+                    policy.policy().is_in(&subject, &group)
+                };
+                self.sessions.tokens_where(is_in)
+            }
+            Ok(Holder::Tag(tag)) => self.sessions.tokens_where(|session| session.tags.contains(&tag)),
+            _ => self.sessions.tokens_of(holder),
+        };
+        for token in tokens {
             self.push.send(&Listener::Session(token), &Event::Policy);
         }
     }

@@ -1,14 +1,16 @@
 //! Requests for access, and the consents that answer them. A consent is a request that was allowed: it has the same row
-//! and the same number.
+//! and the same number. A consent can also be given without a request, to a person, a group or a tag.
 //!
 //! Each person, receiver and day has its limits, so that nobody fills the table or another's list.
 
 mod entry;
+mod given;
 mod outdated;
 mod pages;
 mod unexamined;
 
 pub use entry::{AccessEntry, AccessState};
+pub use given::{Given, GivingDelegate, NewConsent, NewConsents};
 pub use pages::{AccessMark, AccessPage};
 pub use unexamined::Unexamined;
 
@@ -18,6 +20,7 @@ use crate::login::credentials;
 use anyhow::Result;
 use engine::model::Service;
 use engine::policy::delegation::{Consent, Consents, RequestId};
+use engine::policy::holder::Holder;
 use engine::policy::service;
 use entry::{COLUMNS, entries, number, read};
 use ipnet::IpNet;
@@ -193,7 +196,9 @@ impl Database {
             if count(of_person, person, 0)? >= MOST_OPEN_OF_PERSON {
                 return Ok(Asked::TooMany("you have 8 requests that nobody has decided: withdraw one first"));
             }
-            let in_day = "SELECT count(*) FROM access_requests WHERE person = ?1 AND asked > ?2";
+            // Consents for which the person did not ask don't count.
+            let in_day =
+                "SELECT count(*) FROM access_requests WHERE person = ?1 AND asked > ?2 AND delegations IS NOT '[]'";
             if count(in_day, person, now.cast_signed() - DAY)? >= MOST_ASKED_IN_DAY {
                 return Ok(Asked::TooMany("you have made 32 requests in a day: ask again tomorrow"));
             }
@@ -463,7 +468,10 @@ fn end(
     )?;
     if entry.state == AccessState::Allowed {
         note_change(transaction)?;
-        revocation::recheck_of_person(transaction, &entry.person)?;
+        match entry.person.parse() {
+            Ok(Holder::Group(_) | Holder::Tag(_)) => revocation::recheck_all(transaction)?,
+            _ => revocation::recheck_of_person(transaction, &entry.person)?,
+        }
         unexamined::note(transaction, &entry.person)?;
     }
     Ok(())
@@ -509,7 +517,7 @@ fn entry_of(connection: &rusqlite::Connection, id: RequestId) -> Result<Option<A
     found.map(TryInto::try_into).transpose()
 }
 
-/// Returns the consent of a request, with the person to whom it was given, if there was one.
+/// Returns the consent of a request, with its holder, if there was one.
 fn consent(entry: AccessEntry) -> Option<(String, Consent)> {
     let services = entry.parsed_services();
     let AccessEntry { id, person, receiver, delegation, decider, decided, until, ended, .. } = entry;

@@ -5,7 +5,7 @@ use super::{AuditEvent, Database, Operator, devices, receivers, revocation};
 use anyhow::{Context, Result, bail};
 use engine::policy::Subject;
 use ipnet::IpNet;
-use rusqlite::{Connection, OptionalExtension, Transaction, params};
+use rusqlite::{Connection, OptionalExtension, ToSql, Transaction, params};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::net::IpAddr;
@@ -224,10 +224,23 @@ impl Database {
     /// # Errors
     /// Fails if the database cannot be read.
     pub fn refusals(&self, since: u64) -> Result<Vec<Refusal>> {
-        let mut statement = self.connection.prepare(
-            "SELECT time, person, device, source, address, protocol, port FROM refusals WHERE time >= ?1 ORDER BY id",
-        )?;
-        let rows = statement.query_and_then([since.cast_signed()], |row| {
+        self.refusals_where("time >= ?1 ORDER BY id", params![since.cast_signed()])
+    }
+
+    /// Returns the latest refused requests of a person since `since`, newest first, at most `most`.
+    ///
+    /// # Errors
+    /// Fails if the database cannot be read.
+    pub fn refusals_of(&self, person: &str, since: u64, most: u32) -> Result<Vec<Refusal>> {
+        let which = "person = ?1 AND time >= ?2 ORDER BY id DESC LIMIT ?3";
+        self.refusals_where(which, params![person, since.cast_signed(), most])
+    }
+
+    /// Returns the refused requests that the SQL text `which` selects.
+    fn refusals_where(&self, which: &str, values: &[&dyn ToSql]) -> Result<Vec<Refusal>> {
+        let sql = format!("SELECT time, person, device, source, address, protocol, port FROM refusals WHERE {which}");
+        let mut statement = self.connection.prepare_cached(&sql)?;
+        let rows = statement.query_and_then(values, |row| {
             let (person, device): (String, String) = (row.get(1)?, row.get(2)?);
             let (source, address): (String, String) = (row.get(3)?, row.get(4)?);
             let address = address.parse().context("the refusals table contains a malformed address")?;

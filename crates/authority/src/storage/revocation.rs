@@ -78,6 +78,16 @@ pub(super) fn recheck_of_person(transaction: &Transaction<'_>, person: &str) -> 
     Ok(())
 }
 
+/// Queues a recheck for all verifiers, after a change that concerns people whom nobody counts.
+pub(super) fn recheck_all(transaction: &Transaction<'_>) -> Result<()> {
+    let mut recheck = transaction.prepare_cached(
+        "INSERT INTO recheck_marks (verifier, mark) SELECT verifier, 1 FROM verifiers WHERE true
+         ON CONFLICT DO UPDATE SET mark = mark + 1",
+    )?;
+    recheck.execute([])?;
+    Ok(())
+}
+
 /// Revokes the grants that the SQL text `condition` selects; its values begin with `?3`. Also revokes expired grants,
 /// because their flows may still be live. Queues unexpired grants for announcement. The announcement names only handles
 /// with which a token can still be made. So, if the first lease of a grant has expired, queues a recheck at the grant's

@@ -1,5 +1,6 @@
 mod access;
 mod choices;
+mod given;
 mod holders;
 mod leases;
 mod logins;

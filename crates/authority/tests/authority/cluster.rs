@@ -5,6 +5,7 @@ use crate::stage::{PASSWORD, POLICY, SOON, events, git, handle, login, next, pro
 use crate::webhook;
 use api::Event;
 use authority::admin;
+use authority::admin::consents::{self, Giving, Term};
 use authority::cluster::bundle::{self, Etcd};
 use authority::cluster::contact::Standing;
 use authority::cluster::status::Status;
@@ -241,6 +242,15 @@ async fn a_consent_that_a_member_withdraws_before_it_dies_ends_at_the_others() {
     apply(&a.directory, &format!("{POLICY}{DELEGATED}")).await;
     let session = b.client().login(&login("bob", PASSWORD, None)).await.unwrap();
     let at_b = b.client().with_token(&session.token);
+    let db = crate::stage::to("203.0.113.20", 6, 5432);
+    // An operator gives access at one member. When the command returns, it is in force at the other; so is its end.
+    let (holder, term) = ("bob".into(), Term::For(3600));
+    let giving = Giving { holder, receiver: "db".into(), services: Vec::new(), term, note: String::new() };
+    let given = consents::give(&a.directory, vec![giving], false, |_| String::new()).await.unwrap();
+    at_b.grant(&db).await.unwrap();
+    let which = admin::Withdrawn::One(given[0].id.parse().unwrap());
+    assert_eq!(admin::withdraw_access(&a.directory, &which).await.unwrap().0, 1);
+    assert_eq!(problem(at_b.grant(&db).await).r#type, "no_rule");
     let asking =
         api::AccessRequest { receiver: "db".into(), services: Vec::new(), lifetime: None, reason: String::new() };
     let id = at_b.ask_access(&asking).await.unwrap().id.parse().unwrap();
@@ -263,7 +273,6 @@ async fn a_consent_that_a_member_withdraws_before_it_dies_ends_at_the_others() {
     };
     let decided = database.decide_access(id, &verdict, authority::now()).unwrap();
     assert_eq!(decided, Decided::Done { person: "bob".into() });
-    let db = crate::stage::to("203.0.113.20", 6, 5432);
     until("the consent is in force at b", async || at_b.grant(&db).await.is_ok()).await;
     let live = || b.directory.open_database().unwrap().live_grants_of("bob", authority::now()).unwrap().len();
     assert_eq!(live(), 1);

@@ -6,7 +6,7 @@
 //! consent never exceeds its delegation, even if the delegation was narrowed later.
 
 use super::spans::Spans;
-use super::{Compiled, Decision, Permit, Policy, Receiver, Request, Rule, Scope, Subject, Trace, Who};
+use super::{Compiled, Decision, Permit, Policy, Receiver, Request, Rule, Scope, Subject, Trace, Who, has_ports};
 use crate::model::{self, Service};
 use ipnet::IpNet;
 use std::collections::{BTreeMap, HashMap};
@@ -66,7 +66,7 @@ impl FromStr for RequestId {
 /// A consent: a person who may decide for a receiver allows another person to reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Consent {
-    /// The number of the request that the consent answers.
+    /// The number of the request that the consent answers, or a number of its own.
     pub id: RequestId,
     /// Name of the receiver.
     pub receiver: String,
@@ -82,24 +82,26 @@ pub struct Consent {
     pub until: u64,
 }
 
-/// Consents by the person to whom they were given.
+/// Consents by their [holder](super::holder::Holder): the person, the group or the tag to which they were given.
 #[derive(Clone, Debug, Default)]
 pub struct Consents {
     by_person: HashMap<String, Vec<Consent>>,
+    by_group: BTreeMap<String, Vec<Consent>>,
+    by_tag: HashMap<String, Vec<Consent>>,
     /// Number of seconds by which each consent counts before its recorded start, because the clock of the member that
     /// recorded the consent may have been ahead.
     early: u64,
 }
 
 impl Consents {
-    /// Returns the consents that were given to a person.
+    /// Returns the consents that were given to a person by name.
     pub fn of(&self, person: &str) -> &[Consent] {
         self.by_person.get(person).map_or(&[], Vec::as_slice)
     }
 
     /// Returns all consents.
-    pub fn all(&self) -> impl Iterator<Item = (&str, &Consent)> {
-        self.by_person.iter().flat_map(|(person, own)| own.iter().map(|consent| (person.as_str(), consent)))
+    pub fn all(&self) -> impl Iterator<Item = &Consent> {
+        self.by_person.values().chain(self.by_group.values()).chain(self.by_tag.values()).flatten()
     }
 
     /// Returns these consents for decisions about past requests, in which no consent counts before its recorded start.
@@ -111,15 +113,21 @@ impl Consents {
 
 impl FromIterator<(String, Consent)> for Consents {
     fn from_iter<T: IntoIterator<Item = (String, Consent)>>(all: T) -> Self {
-        let mut by_person: HashMap<String, Vec<Consent>> = HashMap::new();
-        for (person, consent) in all {
-            by_person.entry(person).or_default().push(consent);
+        let mut consents = Self { early: CLOCK_SKEW_MAX, ..Self::default() };
+        for (holder, consent) in all {
+            let own = match holder.split_once(':') {
+                Some(("group", name)) => consents.by_group.entry(name.to_owned()).or_default(),
+                Some(("tag", name)) => consents.by_tag.entry(name.to_owned()).or_default(),
+                _ => consents.by_person.entry(holder).or_default(),
+            };
+            own.push(consent);
         }
-        Self { by_person, early: CLOCK_SKEW_MAX }
+        consents
     }
 }
 
-/// The person who asks for access, as far as a decision about the request depends on them.
+/// The person who asks for access, as far as a decision about the request depends on them; or the holder of a consent
+/// for which nobody asks.
 #[derive(Clone, Copy, Debug)]
 pub struct Asker<'a> {
     /// The person, with the groups that they have now, and the tags that any of their devices has now.
@@ -127,6 +135,26 @@ pub struct Asker<'a> {
     /// Names of the delegations that covered the person when they asked. `None` if this is not known, because an
     /// earlier version recorded the request.
     pub delegations: Option<&'a [String]>,
+    /// Whether nobody asked. Then an address in `who` counts, because each use of the consent checks it.
+    pub is_unasked: bool,
+}
+
+/// The author of a decision.
+#[derive(Clone, Copy, Debug)]
+pub enum Decider<'a> {
+    /// A person, who decides by the delegations that name them. Their tags and address do not count.
+    Delegate(&'a Subject<'a>),
+    /// An operator of the authority, who decides by any delegation.
+    Operator,
+}
+
+/// The reason why a consent would exceed what is delegated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exceeds {
+    /// No delegation of the decider covers these services of the receiver for this holder.
+    NotCovered,
+    /// The delegation allows consents for this number of seconds at most.
+    TooLong(u32),
 }
 
 /// The consent that allowed a request.
@@ -207,7 +235,15 @@ impl Policy {
 
     /// Returns the delegations that give a subject the right to decide. The subject's tags and address do not count.
     pub fn delegated_to<'p>(&'p self, subject: &'p Subject<'p>) -> impl Iterator<Item = &'p Delegation> + 'p {
-        self.delegations.iter().filter(|delegation| self.is_among(subject, &delegation.delegates))
+        self.delegations_of(Decider::Delegate(subject))
+    }
+
+    /// Returns the delegations by which somebody may decide.
+    fn delegations_of<'p>(&'p self, decider: Decider<'p>) -> impl Iterator<Item = &'p Delegation> + 'p {
+        self.delegations.iter().filter(move |delegation| match decider {
+            Decider::Delegate(subject) => self.is_among(subject, &delegation.delegates),
+            Decider::Operator => true,
+        })
     }
 
     /// Returns the receivers to which a subject may request access, by name. Each comes with the services that the
@@ -250,31 +286,73 @@ impl Policy {
         about.map(|delegation| delegation.name.clone()).collect()
     }
 
-    /// Returns the delegations by which `delegate` may decide about a request for a receiver, before the services are
+    /// Returns the delegations by which `decider` may decide about a request for a receiver, before the services are
     /// known: those that covered the person who asked.
     pub fn delegations_for<'p>(
         &'p self,
-        delegate: &'p Subject<'p>,
+        decider: Decider<'p>,
         asker: Asker<'p>,
         receiver: &'p str,
     ) -> impl Iterator<Item = &'p Delegation> + 'p {
         let among = move |name: &String| asker.delegations.is_none_or(|known| known.contains(name));
-        let own = self.delegated_to(delegate).filter(move |delegation| among(&delegation.name));
+        let own = self.delegations_of(decider).filter(move |delegation| among(&delegation.name));
         own.filter(move |delegation| self.concerns(delegation, receiver))
     }
 
-    /// Returns the delegation by which `delegate` may allow these services of a receiver to the person who asks. If
+    /// Returns the delegation by which `decider` may allow these services of a receiver to the person who asks. If
     /// there are several, returns the one with the longest lifetime of consents.
-    pub fn delegation_for<'p>(
+    fn delegation_for<'p>(
         &'p self,
-        delegate: &'p Subject<'p>,
+        decider: Decider<'p>,
         asker: Asker<'p>,
         receiver: &'p str,
         services: &[Service],
     ) -> Option<&'p Delegation> {
         let of = self.receiver(receiver)?;
         let able = |delegation: &&Delegation| delegation.covers(of, services) && self.still_covers(delegation, asker);
-        self.delegations_for(delegate, asker, receiver).filter(able).max_by_key(|delegation| delegation.lifetime_max)
+        self.delegations_for(decider, asker, receiver).filter(able).max_by_key(|delegation| delegation.lifetime_max)
+    }
+
+    /// Returns the delegation on which a consent to these services of a receiver rests, for `lifetime` seconds. Every
+    /// consent comes from here: a delegate's and an operator's, with and without a request.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the consent would exceed what is delegated to `decider`.
+    pub fn permitted<'p>(
+        &'p self,
+        decider: Decider<'p>,
+        asker: Asker<'p>,
+        receiver: &'p str,
+        services: &[Service],
+        lifetime: u32,
+    ) -> Result<&'p Delegation, Exceeds> {
+        let delegation = self.delegation_for(decider, asker, receiver, services).ok_or(Exceeds::NotCovered)?;
+        if lifetime > delegation.lifetime_max {
+            return Err(Exceeds::TooLong(delegation.lifetime_max));
+        }
+        Ok(delegation)
+    }
+
+    /// Returns all services of a receiver that one delegation lets `decider` allow. If there are several delegations,
+    /// the one with the longest lifetime of consents counts.
+    pub fn delegable(&self, decider: Decider<'_>, asker: Asker<'_>, receiver: &str) -> Vec<Service> {
+        let Some(of) = self.receiver(receiver) else { return Vec::new() };
+        let able = self.delegations_for(decider, asker, receiver).filter(|own| self.still_covers(own, asker));
+        able.max_by_key(|own| own.lifetime_max).map(|own| own.services_of(of)).unwrap_or_default()
+    }
+
+    /// Returns the receiver and the service for which the subject of a request can ask, so that the request is allowed.
+    /// They are among [`Self::requestable`], so the subject learns nothing new from them.
+    pub fn askable(&self, request: &Request<'_>) -> Option<(&Receiver, Service)> {
+        let request = &request.normal();
+        let Destination { address, protocol, port } = request.to;
+        let (first_port, last_port) = if has_ports(protocol) { (port, port) } else { (0, u16::MAX) };
+        let service = Service { protocol, first_port, last_port };
+        let mut here = self.index.around(address).map(|index| &self.receivers[index]);
+        let may_ask = |name| self.may_ask(&request.subject, name, std::slice::from_ref(&service));
+        let found = here.find(|receiver| receiver.serves(&request.to) && may_ask(&receiver.name));
+        found.map(|receiver| (receiver, service))
     }
 
     /// Reports whether a delegation still covers the person who asked. A decision is about the person, so a tag of any of
@@ -282,9 +360,10 @@ impl Policy {
     /// the address of the device.
     fn still_covers(&self, delegation: &Delegation, asker: Asker<'_>) -> bool {
         let has_now = |who: &Who| self.is_among(&asker.subject, std::slice::from_ref(who));
+        let is_known = asker.is_unasked || asker.delegations.is_some();
         delegation.who().iter().any(|who| match who {
-            Who::Address(_) => asker.delegations.is_some(),
-            Who::Tag(_) => asker.delegations.is_some() && has_now(who),
+            Who::Address(_) => is_known,
+            Who::Tag(_) => is_known && has_now(who),
             Who::Everyone | Who::Person(_) | Who::Group(_) => has_now(who),
         })
     }
@@ -306,13 +385,26 @@ impl Policy {
         counts.then_some((delegation, receiver, until))
     }
 
+    /// Returns the consents that concern a subject: those of the person, and those of groups and tags that the subject
+    /// has. A consent to a group or a tag does not concern its author, because nobody decides about themselves.
+    fn consents_about<'c>(
+        &'c self,
+        subject: &'c Subject<'c>,
+        consents: &'c Consents,
+    ) -> impl Iterator<Item = &'c Consent> + 'c {
+        let groups = consents.by_group.iter().filter(move |(name, _)| self.is_in(subject, name));
+        let tags = subject.tags.iter().filter_map(move |tag| consents.by_tag.get(tag));
+        let shared = groups.map(|(_, given)| given).chain(tags).flatten();
+        consents.of(subject.person).iter().chain(shared.filter(move |consent| *consent.by != *subject.person))
+    }
+
     /// Returns the decision about a request with regard to consents, given the decision of the rules.
     fn with_consents<'p>(&'p self, decision: Decision<'p>, request: &Request<'_>, consents: &Consents) -> Decision<'p> {
         if !matches!(decision, Decision::DefaultDeny { .. }) {
             return decision;
         }
         let request = &request.normal();
-        let given = consents.of(request.subject.person).iter();
+        let given = self.consents_about(&request.subject, consents);
         let permits = given.filter_map(|consent| self.permit_by(request, consent, consents.early));
         let latest = permits.max_by_key(|permit| (permit.until, permit.consent.as_ref().map(|consent| consent.id)));
         latest.map_or(decision, Decision::Allowed)
@@ -346,7 +438,7 @@ impl Policy {
     /// receiver, with the services that the consents, the delegation and the receiver have in common.
     pub fn consented(&self, subject: &Subject<'_>, consents: &Consents, now: u64) -> Vec<model::Receiver> {
         let mut all: BTreeMap<&str, (&Receiver, Vec<Service>)> = BTreeMap::new();
-        for consent in consents.of(subject.person) {
+        for consent in self.consents_about(subject, consents) {
             let Some((delegation, receiver, _)) = self.effect(consent, subject, now, consents.early) else { continue };
             let mut open = Spans::new(&consent.services).common(&receiver.spans);
             if let Some(own) = &delegation.services {
@@ -373,7 +465,7 @@ impl Policy {
     pub fn ended_consents(&self, consents: &Consents, now: u64) -> (Vec<RequestId>, Option<u64>) {
         let by_name: HashMap<&str, &Delegation> = self.delegations.iter().map(|of| (of.name.as_str(), of)).collect();
         let (mut ended, mut next) = (Vec::new(), None);
-        for (_, consent) in consents.all() {
+        for consent in consents.all() {
             let delegation = by_name.get(consent.delegation.as_str());
             let end = delegation.map_or(consent.until, |delegation| self.end_of(consent, delegation));
             if end <= now {

@@ -9,7 +9,10 @@
 mod outcome;
 mod people;
 mod places;
+mod tables;
 mod times;
+
+pub use tables::{FieldChange, TableChange, TableKind, compare_tables};
 
 use super::{Policy, Rule};
 use outcome::Said;

@@ -1,6 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
+mod beginnings;
 mod cases;
 mod consents;
 mod differences;

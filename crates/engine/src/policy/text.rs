@@ -59,6 +59,9 @@ const TERMS_KEYS: &[&str] = &[
     "forward_secrecy",
     "rekey",
 ];
+/// Maximum number of receivers that words with `*` name in all rules together, and the same for delegations and lists:
+/// a short text must not become a policy that fills the memory.
+const MOST_BY_BEGINNING: usize = 1_000_000;
 const PROTOCOLS: &[(&str, u8)] = &[
     ("icmp", 1),
     ("tcp", 6),
@@ -293,6 +296,7 @@ pub fn parse_service(word: &str) -> Result<Service, String> {
 fn read_rules(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Policy, max_lifetime: u32) {
     let mut names = BTreeMap::new();
     let mut demands = Vec::new();
+    let mut room = MOST_BY_BEGINNING;
     for (index, fields) in root.tables(reader, "rules", "a rule", RULE_KEYS).into_iter().enumerate() {
         if reader.is_full() {
             break;
@@ -315,7 +319,7 @@ fn read_rules(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Polic
         let who = fields.required_texts(reader, "who");
         let who = who.iter().filter_map(|word| subject(reader, word, policy)).collect();
         let to = fields.required_texts(reader, "to");
-        let to: Vec<_> = to.iter().filter_map(|word| Some((receiver(reader, word, policy)?, word.span()))).collect();
+        let to: Vec<_> = to.iter().flat_map(|word| receivers(reader, word, policy, &mut room)).collect();
         let terms = read_terms(reader, &fields, max_lifetime);
         // If the action is neither `allow` nor `deny`, it is unknown which other keys the rule may have.
         if said == Some(Action::Deny) {
@@ -480,6 +484,34 @@ fn subject(reader: &mut Reader<'_>, word: &Spanned<&str>, policy: &Policy) -> Op
     };
     reader.fault(word.span(), who);
     None
+}
+
+/// Returns the receivers that a word of `to` names, each with the place of the word: one receiver or, if the word ends
+/// with `*`, all whose names begin so. `room` is the number of receivers that words with `*` can still name.
+fn receivers(
+    reader: &mut Reader<'_>,
+    word: &Spanned<&str>,
+    policy: &Policy,
+    room: &mut usize,
+) -> Vec<(usize, std::ops::Range<usize>)> {
+    let text = *word.get_ref();
+    let Some(begin) = text.strip_suffix('*').filter(|begin| !begin.is_empty()) else {
+        return receiver(reader, word, policy).into_iter().map(|index| (index, word.span())).collect();
+    };
+    let named = policy.names.range(begin.to_owned()..).take_while(|(name, _)| name.starts_with(begin));
+    let mut found: Vec<_> = named.take(*room + 1).map(|(_, index)| (*index, word.span())).collect();
+    if found.is_empty() {
+        reader.fault(word.span(), format!("no receiver's name begins with `{}`", begin.escape_debug()));
+    }
+    if found.len() > *room {
+        let way_out = "make receivers with several addresses, and name those";
+        let why = format!("words with `*` name more than {MOST_BY_BEGINNING} receivers altogether");
+        reader.fault(word.span(), format!("{why}: {way_out}"));
+        found.clear();
+    }
+    *room -= found.len();
+    found.sort_unstable_by_key(|(index, _)| *index);
+    found
 }
 
 fn receiver(reader: &mut Reader<'_>, word: &Spanned<&str>, policy: &Policy) -> Option<usize> {

@@ -7,7 +7,7 @@ use crate::policy::replay::{Case, Replay};
 use crate::{admin, now};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
-use engine::policy::diff::{Change, Kind, compare};
+use engine::policy::diff::{Change, Kind, TableChange, TableKind, compare, compare_tables};
 use engine::policy::lists::Found;
 use engine::policy::{Asker, Compiled, Request, destination, instant};
 use serde::Serialize;
@@ -332,22 +332,44 @@ fn diff(at: &At, files: &[PathBuf], json: bool) -> Result<ExitCode> {
     };
     let [(before, _), (after, _)] = [directory.read_policy(Some(old))?, directory.read_policy(Some(new))?];
     let changes = compare(&before, &after, now())?;
-    let (old, new) = (old.display(), new.display());
-    if !before.delegations().is_empty() || !after.delegations().is_empty() {
-        eprintln!("note: only rules are compared, not delegations and consents");
-    }
-    if !before.lists().is_empty() || !after.lists().is_empty() {
-        eprintln!("note: only rules are compared, not lists");
-    }
+    let (tables, (old, new)) = (compare_tables(&before, &after), (old.display(), new.display()));
+    let is_same = changes.is_empty() && tables.is_empty();
     if json {
-        println!("{}", serde_json::to_string_pretty(&changes)?);
-    } else if changes.is_empty() {
+        let all = changes.iter().map(Difference::Access).chain(tables.iter().map(Difference::Table));
+        println!("{}", serde_json::to_string_pretty(&all.collect::<Vec<_>>())?);
+    } else if is_same {
         println!("access does not change between {old} and {new}");
     } else {
         println!("changes from {old} to {new}:");
         changes.iter().for_each(print_change);
+        tables.iter().for_each(print_table);
     }
-    Ok(if changes.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if is_same { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// A difference between two policies. Only those of delegations and lists have the key `table`.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Difference<'a> {
+    Access(&'a Change),
+    Table(&'a TableChange),
+}
+
+fn print_table(change: &TableChange) {
+    let TableChange { table, name, kind, fields } = change;
+    let sign = match kind {
+        TableKind::Added => '+',
+        TableKind::Removed => '-',
+        TableKind::Changed => '~',
+    };
+    println!("{sign} {} [[{table}]] {name}", kind.name());
+    for field in fields {
+        match (&field.old, &field.new) {
+            (Some(old), Some(new)) => println!("    {}: was {old}, is {new}", field.field),
+            (Some(one), None) | (None, Some(one)) => println!("    {}: {one}", field.field),
+            (None, None) => {}
+        }
+    }
 }
 
 fn print_change(change: &Change) {

@@ -14,7 +14,7 @@ use crate::{Directory, Settings, admin, now};
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use engine::document::Fault;
-use engine::policy::diff::{Change, Kind, TooLarge, compare};
+use engine::policy::diff::{Change, FieldChange, Kind, TableChange, TooLarge, compare, compare_tables};
 use engine::policy::{Compiled, Policy};
 use maud::{Markup, html};
 use std::convert::Infallible;
@@ -47,6 +47,8 @@ struct Effects {
     /// Warnings about names in the draft that do not exist.
     unknown: Vec<String>,
     changes: Result<Vec<Change>, TooLarge>,
+    /// The delegations and lists that differ.
+    tables: Vec<TableChange>,
     replay: Replay,
     /// Number of live grants that would end.
     ending: usize,
@@ -118,6 +120,7 @@ impl Evaluator {
                     failing,
                     unknown: admin::unknown_names(&directory, draft, &directory.read_networks()?)?,
                     changes: compare(&old, draft, now()),
+                    tables: compare_tables(&old, draft),
                     replay: Replay::of(&compiled, database, now().saturating_sub(HOURS * 3600))?,
                     ending: 0,
                 };
@@ -161,7 +164,7 @@ impl Evaluation {
             }
             Ok(effects) => effects,
         };
-        let Effects { receivers, rules, tests, failures, failing, unknown, changes, replay, ending } = effects;
+        let Effects { receivers, rules, tests, failures, failing, unknown, changes, tables, replay, ending } = effects;
         html! {
             @if *failing == 0 {
                 p.done role="status" { "Valid: " (count(*receivers, "receiver")) ", " (count(*rules, "rule")) "; " (count(*tests, "test")) " passed." }
@@ -184,6 +187,10 @@ impl Evaluation {
                 Err(error) => p.wrong { (error) },
                 Ok(changes) if changes.is_empty() => p { "Access does not change for anyone." },
                 Ok(changes) => (differences(changes)),
+            }
+            @if !tables.is_empty() {
+                h2 { "Changes of delegations and lists" }
+                (table_differences(tables))
             }
             h2 { "Immediate effect" }
             p { (sentence(&count(*ending, "live grant"))) " would end" @if *ending > 0 { ", and the verifiers would cut the flows" } "." }
@@ -226,6 +233,24 @@ fn differences(changes: &[Change]) -> Markup {
     };
     let columns = ["Change", "Who", "Where", "When", "Policy in force", "Draft"].map(text);
     table("Differences", &columns, changes.iter().map(row))
+}
+
+fn table_differences(changes: &[TableChange]) -> Markup {
+    let rows = changes.iter().flat_map(|change| {
+        let row = move |field: &FieldChange| {
+            let [old, new] = [&field.old, &field.new].map(|value| value.as_deref().unwrap_or("-"));
+            vec![
+                html! { (change.kind.name()) },
+                html! { code { "[[" (change.table) "]]" } " " (change.name) },
+                html! { (field.field) },
+                html! { (old) },
+                html! { (new) },
+            ]
+        };
+        change.fields.iter().map(row)
+    });
+    let columns = ["Change", "Of", "Field", "Policy in force", "Draft"].map(text);
+    table("Differences of delegations and lists", &columns, rows)
 }
 
 fn cases(caption: &str, cases: &[Case]) -> Markup {

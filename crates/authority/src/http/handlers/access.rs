@@ -10,7 +10,7 @@ use crate::policy::AccessRequests;
 use crate::policy::access::{Asking, no_request};
 use crate::state::Authority;
 use crate::storage::{AccessEntry, AccessPage, Operator};
-use api::{AccessAsked, AccessList, AccessRequest, Requestable};
+use api::{AccessAsked, AccessList, AccessRequest};
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query};
@@ -50,8 +50,7 @@ async fn list(
     let _turn = queue.turn(&caller.session.person).await;
     let AccessPage { entries, next } = access.of(&caller.session.person, before).await?;
     let (requests, next) = (entries.into_iter().map(shown).collect(), next.map(|next| next.to_string()));
-    let requestable = access.requestable(&caller.session.subject(caller.peer.address)).await.into_iter();
-    let requestable = requestable.map(|(receiver, services)| Requestable { receiver, services }).collect();
+    let requestable = access.requestable(&caller.session.subject(caller.peer.address)).await;
     Ok(Json(AccessList { requests, next, requestable, now: now() }))
 }
 

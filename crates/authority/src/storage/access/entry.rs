@@ -3,8 +3,8 @@
 use crate::storage::names;
 use anyhow::{Context, Result};
 use engine::model::Service;
-use engine::policy::delegation::RequestId;
-use engine::policy::parse_service;
+use engine::policy::delegation::{Asker, RequestId};
+use engine::policy::{Subject, parse_service};
 use rusqlite::Row;
 use serde::Serialize;
 use std::num::NonZeroU32;
@@ -57,7 +57,7 @@ pub struct AccessEntry {
     /// The number of the request, 8 hex digits.
     #[serde(serialize_with = "as_text")]
     pub id: RequestId,
-    /// The person who asks.
+    /// The person who asks. For a consent without a request, the person, or `group:NAME` or `tag:NAME`.
     pub person: String,
     /// Name of the receiver.
     pub receiver: String,
@@ -74,7 +74,7 @@ pub struct AccessEntry {
     pub state: AccessState,
     /// Name of the delegation on which the decision rests.
     pub delegation: Option<String>,
-    /// The person who decided.
+    /// The person who decided. For a consent without a request that an operator gave, the operator.
     pub decider: Option<String>,
     /// Time of the decision, in Unix seconds.
     pub decided: Option<u64>,
@@ -86,7 +86,8 @@ pub struct AccessEntry {
     pub ended: Option<u64>,
     /// The person or operator who withdrew it.
     pub ender: Option<String>,
-    /// Names of the delegations that covered the person at the request; `None` if an earlier version recorded it.
+    /// Names of the delegations that covered the person at the request; `None` if an earlier version recorded it; empty
+    /// if nobody asked.
     #[serde(skip)]
     pub delegations: Option<Vec<String>>,
     /// Whether the name of the receiver still means the receiver for which the person asked.
@@ -99,6 +100,18 @@ fn as_text<S: serde::Serializer>(id: &RequestId, serializer: S) -> Result<S::Ok,
 }
 
 impl AccessEntry {
+    /// Returns the person who asks, with these groups and tags, as decisions about the request need them.
+    pub fn asker<'a>(&'a self, groups: &'a [String], tags: &'a [String]) -> Asker<'a> {
+        let subject = Subject { groups, tags, ..Subject::person(&self.person) };
+        let is_unasked = self.is_unasked();
+        Asker { subject, delegations: self.delegations.as_deref().filter(|_| !is_unasked), is_unasked }
+    }
+
+    /// Reports whether this is a consent that was given without a request.
+    pub fn is_unasked(&self) -> bool {
+        self.delegations.as_ref().is_some_and(Vec::is_empty)
+    }
+
     /// Returns the services. Text that is not a service counts as none.
     pub fn parsed_services(&self) -> Vec<Service> {
         self.services.iter().filter_map(|text| parse_service(text).ok()).collect()

@@ -24,7 +24,7 @@ fn policy(text: &str) -> PolicyChange {
 }
 
 /// Adds an account with a session that may decide, and puts a policy in force.
-fn with_delegate(database: &mut Database) -> TokenHash {
+pub(super) fn with_delegate(database: &mut Database) -> TokenHash {
     const DELEGATE: TokenHash = [9; 32];
     let service = NewService { name: "dora", key: "01", groups: &[], tags: &[] };
     database.add_service(&service, &Operator::current(), 1).unwrap();
@@ -58,7 +58,7 @@ fn verdict(session: TokenHash, until: Option<u64>) -> AccessVerdict {
     }
 }
 
-fn asked(database: &mut Database, receiver: &str, now: u64) -> RequestId {
+pub(super) fn asked(database: &mut Database, receiver: &str, now: u64) -> RequestId {
     let version = policies::version(&database.connection).unwrap();
     match database.ask_access(&NewRequest { version, ..request(receiver) }, now).unwrap() {
         Asked::Done(id) => id,

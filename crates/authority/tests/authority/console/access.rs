@@ -26,17 +26,17 @@ services = "tcp/5432"
 lifetime_max = "1d"
 "#;
 
-fn policy() -> String {
+pub fn policy() -> String {
     POLICY.replace("staff = [\"alice\", \"bob\"]", "staff = [\"alice\", \"bob\"]\ndba = [\"bob\"]") + DELEGATED
 }
 
-async fn delegated() -> Stage {
+pub async fn delegated() -> Stage {
     let stage = stage().await;
     stage.apply(&policy()).await.unwrap();
     stage
 }
 
-fn db() -> GrantRequest {
+pub fn db() -> GrantRequest {
     to("203.0.113.20", 6, 5432)
 }
 
@@ -49,7 +49,7 @@ async fn ask(person: &Authority) -> String {
     person.ask_access(&asking()).await.unwrap().id
 }
 
-async fn decide(browser: &mut Browser, id: &str, verdict: &str) -> Answer {
+pub async fn decide(browser: &mut Browser, id: &str, verdict: &str) -> Answer {
     allow(browser, id, verdict, "tcp/5432", "8h").await
 }
 
@@ -58,12 +58,12 @@ async fn allow(browser: &mut Browser, id: &str, verdict: &str, services: &str, t
     browser.submit("/console/access/requests", "/console/access/requests/decide", &fields).await
 }
 
-fn entry(stage: &Stage, id: &str) -> AccessEntry {
+pub fn entry(stage: &Stage, id: &str) -> AccessEntry {
     stage.database().access_request(id.parse().unwrap()).unwrap().unwrap()
 }
 
 /// Waits until `holds` returns true.
-async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !holds().await {
         assert!(Instant::now() < end, "{what}");

@@ -2,6 +2,7 @@
 
 mod access;
 mod administration;
+mod giving;
 mod identity;
 mod pages;
 mod security;

@@ -142,3 +142,91 @@ fn a_window_changes_only_the_times_outside_of_it() {
     let told = super::tests::told(BEFORE, &format!("{BEFORE}when = {{ until = 2027-05-01 }}\n"));
     assert!(told.len() == 1 && told[0].contains(" at 2027-05-02T00:00:00Z: "), "{told:?}");
 }
+
+const TABLES: &str = r#"
+[[delegations]]
+name = "dba"
+to = ["git", "lab"]
+delegates = "person:dora"
+who = ["group:staff", "person:eve"]
+services = "tcp/22"
+lifetime_max = "1d"
+
+[[lists]]
+name = "partners"
+to = "git"
+who = "everyone"
+"#;
+
+/// Returns the differences of delegations and lists, each in one line.
+fn tables(old: &str, new: &str) -> Vec<String> {
+    let [old, new] =
+        [old, new].map(|text| Policy::parse(text, 3600).unwrap_or_else(|faults| panic!("{faults}\n{text}")));
+    let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".into());
+    let words = compare_tables(&old, &new).into_iter().map(|TableChange { table, name, kind, fields }| {
+        let field = |of: &FieldChange| format!("{} {} -> {}", of.field, value(&of.old), value(&of.new));
+        let fields: Vec<_> = fields.iter().map(field).collect();
+        format!("{table} {name} {}: {}", kind.name(), fields.join("; "))
+    });
+    words.collect()
+}
+
+#[test]
+fn delegations_and_lists_that_mean_the_same_do_not_differ() {
+    let with = format!("{BEFORE}{TABLES}");
+    let other = with.replace("to = [\"git\", \"lab\"]", "to = [\"lab\", \"git\", \"git\"]");
+    let other = other.replace("[\"group:staff\", \"person:eve\"]", "[\"person:eve\", \"group:staff\"]");
+    assert_ne!(with, other);
+    assert_eq!(tables(&with, &other), [""; 0]);
+    assert_eq!(tables(&with, &other.replace("to = [\"lab\", \"git\", \"git\"]", "to = [\"la*\", \"g*\"]")), [""; 0]);
+}
+
+#[test]
+fn fields_of_delegations_and_lists_that_differ_are_named() {
+    let with = format!("{BEFORE}{TABLES}");
+    let changed = |from: &str, to: &str| {
+        let other = with.replacen(from, to, 1);
+        assert_ne!(with, other, "{from}");
+        tables(&with, &other)
+    };
+    for (from, to, said) in [
+        ("\"1d\"", "\"2d\"", "delegations dba changed: lifetime_max 1d -> 2d"),
+        ("\"person:dora\"", "\"person:dan\"", "delegations dba changed: delegates person:dora -> person:dan"),
+        (
+            "\"tcp/22\"\nlife",
+            "[\"udp/53\", \"tcp/22\"]\nlife",
+            "delegations dba changed: services tcp/22 -> tcp/22, udp/53",
+        ),
+        ("services = \"tcp/22\"\nlife", "life", "delegations dba changed: services tcp/22 -> all"),
+        (
+            "who = \"everyone\"",
+            "who = \"tag:x\"\nsingle = true",
+            "lists partners changed: single false -> true; who \
+          everyone -> tag:x",
+        ),
+        (", \"person:eve\"]", "]", "delegations dba changed: who group:staff, person:eve -> group:staff"),
+        ("\"alice\", \"bob\"]", "\"alice\"]", "delegations dba changed: members of group:staff alice, bob -> alice"),
+    ] {
+        assert_eq!(changed(from, to), [said], "{to}");
+    }
+    let renamed = changed("name = \"dba\"", "name = \"dbb\"");
+    assert_eq!(renamed.len(), 2);
+    assert!(renamed[0].starts_with("delegations dba removed: bind_source false -> -; "), "{renamed:?}");
+    assert!(renamed[1].starts_with("delegations dbb added: bind_source - -> false; "), "{renamed:?}");
+    let all = tables(BEFORE, &with);
+    assert!(all.len() == 2 && all[1].starts_with("lists partners added: "), "{all:?}");
+}
+
+#[test]
+fn of_a_large_group_the_members_that_differ_are_named() {
+    let group = |extra: &str| {
+        let members: Vec<_> = (0..30).map(|nth| format!("\"p{nth:02}\"")).collect();
+        format!("{BEFORE}{TABLES}").replacen(
+            "[\"alice\", \"bob\"]",
+            &format!("[{}, \"{extra}\"]", members.join(", ")),
+            1,
+        )
+    };
+    let said = "delegations dba changed: members of group:staff 31 members, among them x -> 31 members, among them y";
+    assert_eq!(tables(&group("x"), &group("y")), [said]);
+}

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::model::Service;
-use crate::policy::delegation::{Asker, Consent, Consents, RequestId};
+use crate::policy::delegation::{Asker, Consent, Consents, Decider, Exceeds, RequestId};
+use crate::policy::holder::Holder;
 use std::num::NonZeroU32;
 
 const NOW: u64 = 1_772_000_000;
@@ -182,8 +183,8 @@ fn people_ask_and_decide_within_the_delegation_only() {
     assert_eq!(requestable["db"], [service("tcp/5432"), service("udp/500-510")]);
     assert_eq!((requestable.len(), policy.requestable(&eve).len()), (1, 0));
     let chosen = |who, services: &[Service]| {
-        let asker = Asker { subject: alice, delegations: None };
-        policy.delegation_for(who, asker, "db", services).map(|of| of.name.clone())
+        let asker = Asker { subject: alice, delegations: None, is_unasked: false };
+        policy.permitted(Decider::Delegate(who), asker, "db", services, 60).ok().map(|of| of.name.clone())
     };
     assert_eq!(chosen(&dora, &[service("tcp/5432")]).as_deref(), Some("dba"));
     assert_eq!(chosen(&dora, &[service("tcp/22")]), None);
@@ -215,8 +216,8 @@ fn a_consent_rests_on_a_delegation_that_covers_the_person_who_asked() {
     let wanted = [service("tcp/5432")];
     let [alice, dora] = ["alice", "dora"].map(Subject::person);
     let chosen = |asker: Subject<'_>, delegations: Option<&[String]>| {
-        let asker = Asker { subject: asker, delegations };
-        policy.delegation_for(&dora, asker, "db", &wanted).map(|of| of.name.clone())
+        let asker = Asker { subject: asker, delegations, is_unasked: false };
+        policy.permitted(Decider::Delegate(&dora), asker, "db", &wanted, 60).ok().map(|of| of.name.clone())
     };
     // The delegation with the longer lifetime is not for alice.
     let of_alice = policy.delegations_about(&alice, "db", &wanted);
@@ -233,9 +234,10 @@ fn a_consent_rests_on_a_delegation_that_covers_the_person_who_asked() {
     let of_eve = policy.delegations_about(&Subject { groups: &guests, ..eve }, "db", &wanted);
     assert_eq!(of_eve, ["guests"]);
     let no_tag = Policy::parse(&with_guests().replace(", \"tag:managed\"", ""), 3600).unwrap();
-    let asker = Asker { subject: eve, delegations: Some(&of_eve) };
-    assert!(no_tag.delegation_for(&dora, asker, "db", &wanted).is_none());
-    assert!(no_tag.delegations_for(&dora, asker, "db").next().is_some(), "dora can refuse the request");
+    let asker = Asker { subject: eve, delegations: Some(&of_eve), is_unasked: false };
+    let decider = Decider::Delegate(&dora);
+    assert_eq!(no_tag.permitted(decider, asker, "db", &wanted, 60), Err(Exceeds::NotCovered));
+    assert!(no_tag.delegations_for(decider, asker, "db").next().is_some(), "dora can refuse the request");
     // A device of hers has the tag at the request, and still has it at the decision, or not any more.
     let tags = ["managed".to_owned()];
     let with_tag = Subject { tags: &tags, ..eve };
@@ -337,4 +339,79 @@ fn the_number_of_a_request_has_eight_digits() {
     for wrong in ["", "1", "00000000", "+0000001", "0a1b2c3d4", "0a1b2c3g"] {
         assert!(wrong.parse::<RequestId>().is_err(), "{wrong}");
     }
+}
+
+#[test]
+fn a_consent_to_a_group_or_a_tag_counts_for_everybody_there_but_its_author() {
+    let policy = compiled(&with_guests());
+    let [guests, tags] = [["guests".to_owned()], ["managed".to_owned()]];
+    let to_group = |by: &str| given("group:staff", [Consent { by: by.into(), ..consent(1, &["tcp/5432"]) }]);
+    let allowed = |subject: Subject<'_>, consents: &Consents| {
+        let request = Request { subject, to: to("203.0.113.20", 6, 5432), now: NOW };
+        let decided = matches!(policy.decide_with(&request, consents), Decision::Allowed(_));
+        let open = !policy.policy().consented(&subject, consents, NOW).is_empty();
+        assert_eq!(decided, open, "agents learn what is open");
+        decided
+    };
+    let [alice, dora, eve] = ["alice", "dora", "eve"].map(Subject::person);
+    assert!(allowed(alice, &to_group("dora")) && !allowed(eve, &to_group("dora")));
+    assert!(!allowed(alice, &to_group("alice")), "nobody decides about themselves");
+    assert!(!allowed(Subject::person("group:staff"), &to_group("dora")), "a name is no group");
+    // The delegation bounds a consent to a group, too: `dba` is not for guests.
+    let to_guests =
+        |name: &str| given("group:guests", [Consent { delegation: name.into(), ..consent(2, &["tcp/5432"]) }]);
+    let guest = Subject { groups: &guests, ..eve };
+    assert!(!allowed(guest, &to_guests("dba")) && allowed(guest, &to_guests("guests")));
+    let to_tag = given("tag:managed", [Consent { delegation: "guests".into(), ..consent(3, &["tcp/5432"]) }]);
+    let tagged = |of| Subject { tags: &tags, ..of };
+    assert!(allowed(tagged(eve), &to_tag) && !allowed(eve, &to_tag) && !allowed(tagged(dora), &to_tag));
+    assert_eq!(policy.policy().ended_consents(&to_tag, NOW + 40 * DAY).0, [consent(3, &[]).id]);
+}
+
+#[test]
+fn consents_without_a_request_are_bounded_by_the_same_delegation() {
+    let policy = compiled(&with_guests().replace("\"tag:managed\"", "\"tag:managed\", \"address:192.0.2.0/24\""));
+    let policy = policy.policy();
+    let (wanted, dora, alice) = ([service("tcp/5432")], Subject::person("dora"), Subject::person("alice"));
+    let by = |decider, holder: &str, services: &[Service], lifetime| {
+        let holder: Holder = holder.parse().unwrap();
+        let asker = Asker { subject: holder.subject(&[], &[]), delegations: None, is_unasked: true };
+        policy.permitted(decider, asker, "db", services, lifetime).map(|of| of.name.clone())
+    };
+    let own = |holder, services: &[Service], lifetime| by(Decider::Delegate(&dora), holder, services, lifetime);
+    let day = DAY as u32;
+    assert_eq!(own("group:guests", &wanted, 30 * day), Ok("guests".into()));
+    assert_eq!(own("tag:managed", &wanted, day), Ok("guests".into()));
+    // The address counts, because each use of the consent checks it.
+    assert_eq!(own("alice", &wanted, 30 * day), Ok("guests".into()));
+    assert_eq!(own("group:staff", &wanted, 31 * day), Err(Exceeds::TooLong(30 * day)));
+    assert_eq!(own("alice", &[service("tcp/23")], day), Err(Exceeds::NotCovered));
+    assert_eq!(by(Decider::Delegate(&alice), "eve", &wanted, day), Err(Exceeds::NotCovered), "alice is no delegate");
+    assert_eq!(by(Decider::Operator, "eve", &wanted, 31 * day), Err(Exceeds::TooLong(30 * day)));
+    let strict = compiled(DELEGATED);
+    let holder: Holder = "group:guests".parse().unwrap();
+    for (decider, subject) in
+        [(Decider::Operator, holder.subject(&[], &[])), (Decider::Operator, Subject::person("eve"))]
+    {
+        let asker = Asker { subject, delegations: None, is_unasked: true };
+        let found = strict.policy().permitted(decider, asker, "db", &wanted, 60);
+        assert_eq!(found, Err(Exceeds::NotCovered), "not even an operator exceeds the delegation");
+    }
+    let asker = Asker { subject: alice, delegations: None, is_unasked: true };
+    let all = strict.policy().delegable(Decider::Operator, asker, "db");
+    assert_eq!(all, [service("tcp/5432"), service("udp/500-510")]);
+}
+
+#[test]
+fn a_person_who_is_denied_learns_for_what_they_can_ask() {
+    let policy = compiled(DELEGATED);
+    let askable = |person: &str, protocol, port| {
+        let request = Request { subject: Subject::person(person), to: to("203.0.113.20", protocol, port), now: NOW };
+        let found = policy.policy().askable(&request);
+        found.map(|(receiver, service)| (receiver.name.as_str(), super::super::service(&service)))
+    };
+    assert_eq!(askable("alice", 6, 5432), Some(("db", "tcp/5432".into())));
+    assert_eq!(askable("alice", 17, 505), Some(("db", "udp/505".into())), "a port of a range");
+    assert_eq!(askable("alice", 6, 22), None, "a service that is not delegated");
+    assert_eq!(askable("eve", 6, 5432), None, "the delegation is not for eve");
 }

@@ -1,6 +1,6 @@
 //! Parsing of `[[delegations]]`: the rights to decide who may reach a receiver.
 
-use super::{DEFAULT_LIFETIME, FILE, LEAST_LIFETIME, check_name, receiver, service, subject};
+use super::{DEFAULT_LIFETIME, FILE, LEAST_LIFETIME, MOST_BY_BEGINNING, check_name, receivers, service, subject};
 use crate::document::{Fields, Reader, texts};
 use crate::model::{Sealing, Service};
 use crate::policy::delegation::{Delegation, MOST_DELEGATIONS};
@@ -25,14 +25,14 @@ pub(super) fn read(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut 
         reader.fault(surplus.span(), format!("a policy has at most {MOST_DELEGATIONS} delegations: {way_out}"));
         return;
     }
-    let mut named = Vec::new();
+    let (mut named, mut room) = (Vec::new(), MOST_BY_BEGINNING);
     for fields in tables {
         if reader.is_full() {
             return;
         }
         let line = reader.place(fields.span().start).0;
         let name = fields.required_text(reader, "name");
-        let to = read_receivers(reader, &fields, policy);
+        let to = read_receivers(reader, &fields, policy, &mut room);
         let delegates = read_delegates(reader, &fields, policy);
         let who = fields.required_texts(reader, "who");
         let who = who.iter().filter_map(|word| subject(reader, word, policy)).collect();
@@ -66,14 +66,16 @@ pub(super) fn read(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut 
     check_receivers(reader, policy, &named, "consent");
 }
 
-/// Reads `to`. Returns the indices of the receivers, each with the place of its name in the text.
+/// Reads `to`. Returns the indices of the receivers, each with the place of its name in the text. `room` is the number
+/// of receivers that words with `*` can still name.
 pub(super) fn read_receivers(
     reader: &mut Reader<'_>,
     fields: &Fields<'_, '_>,
     policy: &Policy,
+    room: &mut usize,
 ) -> Vec<(usize, Range<usize>)> {
     let words: Vec<_> = fields.required_texts(reader, "to");
-    words.iter().filter_map(|word| Some((receiver(reader, word, policy)?, word.span()))).collect()
+    words.iter().flat_map(|word| receivers(reader, word, policy, room)).collect()
 }
 
 /// Reads `services`; `None` if there is no such field, which means all services. `verb` says in the message about an

@@ -1,7 +1,7 @@
 //! Parsing of `[[lists]]`: the limits within which the entries of lists count.
 
 use super::delegations::{check_receivers, read_receivers, read_services, read_terms};
-use super::{FILE, check_name, subject};
+use super::{FILE, MOST_BY_BEGINNING, check_name, subject};
 use crate::document::{Fields, Reader};
 use crate::policy::lists::{ListRule, MOST_LISTS};
 use crate::policy::spans::Spans;
@@ -20,14 +20,14 @@ pub(super) fn read(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut 
             .fault(surplus.span(), format!("a policy has at most {MOST_LISTS} lists: one list can have many entries"));
         return;
     }
-    let mut named = Vec::new();
+    let (mut named, mut room) = (Vec::new(), MOST_BY_BEGINNING);
     for fields in tables {
         if reader.is_full() {
             return;
         }
         let line = reader.place(fields.span().start).0;
         let name = fields.required_text(reader, "name");
-        let to = read_receivers(reader, &fields, policy);
+        let to = read_receivers(reader, &fields, policy, &mut room);
         let who = fields.required_texts(reader, "who");
         let who = who.iter().filter_map(|word| subject(reader, word, policy)).collect();
         let services = read_services(reader, &fields, "open");
