@@ -16,9 +16,9 @@ const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 /// Address of a controller on the switch's own host.
 pub const CONTROLLER: &str = "127.0.0.1:6653";
 
-/// The place of a switch in the standard network, as in LS.
+/// The host of a switch in the standard network, as in LS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Host {
     /// On the router: Alice's cable is its only port.
     Router,
     /// On Alice's own machine: its cable to the router is its only port.
@@ -56,18 +56,18 @@ impl Switch {
 
     /// Starts a switch through which all of Alice's packets go. Until the bridge [`BRIDGE`] has a controller, it
     /// forwards them by itself.
-    pub fn between(network: &Network, place: Place) -> Result<Self> {
-        let (host, port, addresses) = match place {
-            Place::Router => (&network.router, "lan-alice", "10.1.0.254/24"),
-            Place::Client => (&network.alice, "eth0", "10.1.0.1/24"),
+    pub fn between(network: &Network, at: Host) -> Result<Self> {
+        let (host, port, addresses) = match at {
+            Host::Router => (&network.router, "lan-alice", "10.1.0.254/24"),
+            Host::Client => (&network.alice, "eth0", "10.1.0.1/24"),
         };
         let switch = Self::start(host)?;
         switch.add_bridge(BRIDGE)?;
         switch.add_port(host, BRIDGE, port)?;
         switch.settle(host, BRIDGE, addresses)?;
-        match place {
-            Place::Router => network.alice.offload("eth0", "tx", false)?,
-            Place::Client => {
+        match at {
+            Host::Router => network.alice.offload("eth0", "tx", false)?,
+            Host::Client => {
                 network.alice.route("default", "10.1.0.254")?;
                 network.router.offload("lan-alice", "tx", false)?;
             }

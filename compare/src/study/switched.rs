@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use lab::service::Echo;
-use lab::switch::{BRIDGE, CONTROLLER, Place, Switch};
+use lab::switch::{BRIDGE, CONTROLLER, Host, Switch};
 use lab::world::{
     AUTHORITY, AUTHORITY_PORT, Agent, Authority, ECHO, FRONT4, Network, SOON, TAKE_ALL, Transfer, Verifier, Way,
     policy_for_tokens,
@@ -57,7 +57,7 @@ struct Site {
 }
 
 impl Site {
-    fn new(place: Place, controller: Controller) -> Result<Self> {
+    fn new(place: Host, controller: Controller) -> Result<Self> {
         let network = Network::new(Way::Direct)?;
         let echo = Echo::start(&network.server, ECHO)?;
         let transfer = Transfer::start(&network.authority)?;
@@ -94,11 +94,11 @@ fn start_agent(
     network: &Network,
     authority: &Authority,
     switch: &Switch,
-    (place, controller): (Place, Controller),
+    (place, controller): (Host, Controller),
 ) -> Result<Agent> {
     let (host, mac) = match place {
-        Place::Router => (&network.router, network.alice.mac("eth0")?),
-        Place::Client => (&network.alice, network.alice.mac(BRIDGE)?),
+        Host::Router => (&network.router, network.alice.mac("eth0")?),
+        Host::Client => (&network.alice, network.alice.mac(BRIDGE)?),
     };
     let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
     let (device, logins) = (format!("{mac}=root"), format!("{}=192.0.2.255/32", authority.url()));
@@ -172,7 +172,7 @@ impl Study for Switched {
 
     fn run(&self, plan: &Plan, round: u32, ends: Ends<'_>, sink: &mut Sink<'_>) -> Result<()> {
         let mut cells = Cells { study: NAME, round, ends, sink };
-        for (letter, place, name) in [("a", Place::Router, "router's"), ("b", Place::Client, "client's")] {
+        for (letter, place, name) in [("a", Host::Router, "router's"), ("b", Host::Client, "client's")] {
             for (controller, what) in [
                 (Controller::None, "no controller"),
                 (Controller::ProForma, "forwarding only"),

@@ -106,7 +106,7 @@ struct Calls {
 }
 
 impl Service for Calls {
-    type Place = Caller;
+    type Permit = Caller;
 
     fn limits(&self) -> Limits {
         Limits { request: MOST, patience: PATIENCE }

@@ -53,7 +53,7 @@ pub struct Sealed {
     /// Receivers that an earlier process steered into tunnels. `None` as soon as the list of every session is known.
     inherited: Option<Vec<Receiver>>,
     /// Grants for receivers behind a tunnel, by handle.
-    grants: BTreeMap<(Subject, Handle), Held>,
+    grants: BTreeMap<(Subject, Handle), TunnelGrant>,
     /// For each destination, the handle of its grant.
     places: BTreeMap<(Subject, Destination), Handle>,
     services: BTreeMap<(Subject, SocketAddr), Wanted>,
@@ -61,7 +61,7 @@ pub struct Sealed {
     /// authority has named these tunnels.
     reachable: BTreeMap<Subject, Vec<SocketAddr>>,
     /// Whether any sender asks for a treatment.
-    asked: bool,
+    has_wishes: bool,
     pruned: Duration,
     /// Addresses that this machine has lost, but keeps for flows in tunnels.
     kept: BTreeSet<IpAddr>,
@@ -72,7 +72,7 @@ pub struct Sealed {
 }
 
 /// A grant for a receiver behind a tunnel.
-struct Held {
+struct TunnelGrant {
     subject: Subject,
     sealing: Sealing,
     /// Whether the grant admits packets inside a tunnel only.
@@ -98,7 +98,7 @@ impl Sealed {
         let demanded = receivers.iter().filter(|receiver| sealed.contains(&receiver.name)).cloned();
         self.demanded.insert(subject, demanded.collect());
         // Tunnels open before the first packet needs one.
-        let early = !sealed.is_empty() || self.asked;
+        let early = !sealed.is_empty() || self.has_wishes;
         if let Some(tunnels) = tunnels {
             self.reachable.insert(subject, tunnels.to_vec());
             self.reached(subject);
@@ -133,8 +133,8 @@ impl Sealed {
         for (asker, bits) in wishes {
             maps.wishes.set(asker, bits)?;
         }
-        self.asked = !wishes.is_empty();
-        if self.asked {
+        self.has_wishes = !wishes.is_empty();
+        if self.has_wishes {
             self.start(maps)?;
         }
         if asks | maps.steering()?.asks != 0 {
@@ -183,7 +183,7 @@ impl Sealed {
             return Ok(());
         }
         self.reached(subject);
-        let held = Held {
+        let held = TunnelGrant {
             subject,
             sealing: grant.sealing,
             only: header.flags.has(Flags::SEALED),
@@ -207,7 +207,9 @@ impl Sealed {
     /// Assigns packets to a destination to the tunnel of a grant, if the packets have to travel in a tunnel, if any
     /// sender asks for a treatment, or if `anyway`.
     fn lead(&mut self, maps: &Maps, subject: Subject, to: Destination, grant: Handle, anyway: bool) -> Result<()> {
-        let Some(Held { sealing, only, tunnels, .. }) = self.grants.get(&(subject, grant)) else { return Ok(()) };
+        let Some(TunnelGrant { sealing, only, tunnels, .. }) = self.grants.get(&(subject, grant)) else {
+            return Ok(());
+        };
         let (sealing, only) = (*sealing, *only);
         let same = |tunnel: &&SocketAddr| tunnel.is_ipv4() == to.address.is_ipv4();
         let tunnel = tunnels.iter().find(same).or(tunnels.first()).copied();
@@ -215,7 +217,7 @@ impl Sealed {
         if (only && !self.is_listed(subject, &to)) != self.unlisted.contains(&(subject, to)) {
             self.seal(maps)?;
         }
-        if !only && !self.asked && !anyway {
+        if !only && !self.has_wishes && !anyway {
             return Ok(());
         }
         let service = tunnel.context(
@@ -539,7 +541,7 @@ impl Sealed {
             self.running = Some(Pump::start(device, vec![socket], end)?);
             tracing::info!(device = DEVICE, "packets to sealed receivers go through tunnels");
         }
-        self.running.as_ref().context("the tunnels' thread has just been started")
+        self.running.as_ref().context("the tunnels' thread does not run, although it was started")
     }
 }
 

@@ -10,11 +10,11 @@ pub(crate) fn synchronised() -> Check {
     let mut state: libc::timex = unsafe { std::mem::zeroed() };
     // SAFETY: the structure outlives the call.
     let result = unsafe { libc::adjtimex(&raw mut state) };
-    judge(result, state.maxerror)
+    evaluate(result, state.maxerror)
 }
 
 /// Evaluates the result of adjtimex(2), and its error bound in microseconds.
-fn judge(result: i32, bound: libc::c_long) -> Check {
+fn evaluate(result: i32, bound: libc::c_long) -> Check {
     match result {
         -1 => Check::warn("clock", "the kernel does not report whether it is synchronised", REMEDY),
         // chrony leaves the kernel in this state unless configured otherwise.
@@ -34,8 +34,8 @@ mod tests {
 
     #[test]
     fn an_unsynchronised_clock_is_a_warning() {
-        assert_eq!(judge(libc::TIME_OK, 12_500).found, "synchronised within 12 ms");
-        assert_eq!(judge(libc::TIME_ERROR, 16_000_000).state, State::Warn);
-        assert_eq!(judge(-1, 0).state, State::Warn);
+        assert_eq!(evaluate(libc::TIME_OK, 12_500).found, "synchronised within 12 ms");
+        assert_eq!(evaluate(libc::TIME_ERROR, 16_000_000).state, State::Warn);
+        assert_eq!(evaluate(-1, 0).state, State::Warn);
     }
 }

@@ -24,7 +24,7 @@ pub(crate) fn outside() -> Vec<Check> {
 
 fn sockets_of(pins: &Pins) -> Check {
     match Protected::pinned(pins).and_then(|protected| Ok((protected, Local::now()?))) {
-        Ok((protected, local)) => told(&pins.name(), &sockets::outside(&protected, &local)),
+        Ok((protected, local)) => unprotected(&pins.name(), &sockets::outside(&protected, &local)),
         Err(error) => Check::warn("sockets", why(&error), "run it as root"),
     }
 }
@@ -49,8 +49,8 @@ fn ways(pins: &Pins) -> Check {
         Ok(layers) => layers,
         Err(error) => return Check::warn("ways in", why(&error), "run it as root"),
     };
-    let judges = layers.iter().filter(|layer| links.contains(&layer.name)).map(|layer| layer.index).collect();
-    covered(&name, &open_ways(&layers, &judges))
+    let attached = layers.iter().filter(|layer| links.contains(&layer.name)).map(|layer| layer.index).collect();
+    covered(&name, &open_ways(&layers, &attached))
 }
 
 fn covered(verifier: &str, open: &[OpenWay]) -> Check {
@@ -73,7 +73,7 @@ fn is_here(pins: &Pins) -> bool {
 
 /// Reports unprotected sockets. A service that is unprotected at every address needs no protection; a service that is
 /// protected at some of its addresses only is a mistake.
-fn told(verifier: &str, all: &[Outside]) -> Check {
+fn unprotected(verifier: &str, all: &[Outside]) -> Check {
     let name =
         |Listener { protocol, address }: Listener| format!("{} {address}", if protocol == TCP { "tcp" } else { "udp" });
     let names = |partly: bool| -> Vec<String> {
@@ -125,10 +125,10 @@ mod tests {
 
     #[test]
     fn a_service_that_is_protected_in_part_is_a_warning() {
-        let told = |all: &[Outside]| told("verifier-main", all);
-        assert_eq!(told(&[]), Check::ok("sockets", "verifier-main: unprotected: none"));
-        assert_eq!(told(&[outside(80, false)]).found, "verifier-main: unprotected: tcp 0.0.0.0:80");
-        let partly = told(&[outside(80, false), outside(22, true)]);
+        let check = |all: &[Outside]| unprotected("verifier-main", all);
+        assert_eq!(check(&[]), Check::ok("sockets", "verifier-main: unprotected: none"));
+        assert_eq!(check(&[outside(80, false)]).found, "verifier-main: unprotected: tcp 0.0.0.0:80");
+        let partly = check(&[outside(80, false), outside(22, true)]);
         assert_eq!(partly.state, State::Warn);
         assert!(partly.found.contains("tcp 0.0.0.0:22 at 192.0.2.9"), "{}", partly.found);
     }

@@ -73,7 +73,7 @@ pub struct Follower {
     events: Option<EventStream>,
     reconnect: Option<Instant>,
     /// Time at which the event stream last delivered anything.
-    heard: Instant,
+    last_received: Instant,
     sync: Option<JoinHandle<Result<State, Error>>>,
     /// Whether to fetch the state again after the request in progress, because the authority has announced a change
     /// since the request began.
@@ -82,7 +82,7 @@ pub struct Follower {
     /// Whether the authority has announced a change since the state in force was requested.
     is_outdated: bool,
     /// A mark that the role gets when the state in force contains everything that was announced before the mark.
-    held: Option<Held>,
+    pending_mark: Option<PendingMark>,
     backoff: Backoff,
     ticks: Interval,
     /// Whether the state is newer than its file.
@@ -91,7 +91,7 @@ pub struct Follower {
 }
 
 /// A mark that waits for requests.
-struct Held {
+struct PendingMark {
     mark: u64,
     /// Number of requests that have to be done before the role gets the mark: 1, or 2 if the request in progress began
     /// before the last change was announced.
@@ -127,12 +127,12 @@ impl Follower {
             confirms,
             health: watch::Sender::new(Health { connected: false, trouble, read }),
             reconnect: None,
-            heard: Instant::now(),
+            last_received: Instant::now(),
             sync: None,
             sync_again: false,
             next_sync: Instant::now(),
             is_outdated: false,
-            held: None,
+            pending_mark: None,
             backoff: Backoff::AUTHORITY,
             ticks: interval(TICK),
             unsaved: false,
@@ -216,7 +216,7 @@ impl Follower {
     }
 
     fn event(&mut self, event: Event, role: &mut impl Role) {
-        self.heard = Instant::now();
+        self.last_received = Instant::now();
         match event {
             Event::Hello => {
                 let came = |health: &mut Health| !std::mem::replace(&mut health.connected, true);
@@ -224,7 +224,7 @@ impl Follower {
                     tracing::info!("connected to the authority");
                 }
                 // A mark of the previous stream is void.
-                self.held = None;
+                self.pending_mark = None;
                 self.synchronise();
             }
             Event::Policy => self.synchronise(),
@@ -232,7 +232,7 @@ impl Follower {
                 self.unsaved = true;
             }
             Event::Mark { mark } if self.is_outdated => {
-                self.held = Some(Held { mark, requests: if self.sync_again { 2 } else { 1 } });
+                self.pending_mark = Some(PendingMark { mark, requests: if self.sync_again { 2 } else { 1 } });
                 return;
             }
             Event::Alive
@@ -294,10 +294,10 @@ impl Follower {
 
     /// Counts a request that is done, and gives the role the mark that waited for it.
     fn pass_on_mark(&mut self, is_applied: bool, role: &mut impl Role) {
-        match self.held.take() {
-            Some(Held { mark, requests: 1 }) if is_applied => role.event(Event::Mark { mark }, &mut self.state),
+        match self.pending_mark.take() {
+            Some(PendingMark { mark, requests: 1 }) if is_applied => role.event(Event::Mark { mark }, &mut self.state),
             // A request that begins after a failure is as good as the one that failed.
-            Some(held) => self.held = Some(Held { requests: 1, ..held }),
+            Some(pending_mark) => self.pending_mark = Some(PendingMark { requests: 1, ..pending_mark }),
             None => {}
         }
     }
@@ -331,7 +331,7 @@ impl Follower {
     }
 
     fn tick(&mut self) {
-        let is_silent = self.heard.elapsed() > SILENCE;
+        let is_silent = self.last_received.elapsed() > SILENCE;
         if self.health.send_if_modified(|health| is_silent && std::mem::take(&mut health.connected)) {
             tracing::warn!(
                 "lost the connection to the authority; the configuration and keys read earlier stay in force"

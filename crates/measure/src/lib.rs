@@ -112,7 +112,7 @@ impl Figures {
     /// is the place of this call, as file and line. Also prints a progress line to standard error.
     #[track_caller]
     pub fn add(&mut self, name: &str, unit: &str, value: f64, yardstick: &Yardstick, bound: Bound) {
-        self.judge(name, unit, value, yardstick, value / yardstick.middle, 0.0, bound);
+        self.add_compared(name, unit, value, yardstick, value / yardstick.middle, 0.0, bound);
     }
 
     /// Adds a figure that was sampled in pairs. Each pair has a sample of the figure, and a sample of its yardstick
@@ -128,12 +128,12 @@ impl Figures {
         let (values, beside): (Vec<_>, Vec<_>) = pairs.iter().copied().unzip();
         let ratios: Vec<_> = pairs.iter().map(|(value, beside)| value / beside).collect();
         let (ratio, error) = (mean_of_middle(&ratios), error_of_mean(&ratios));
-        self.judge(name, unit, mean_of_middle(&values), &Yardstick::new(beside), ratio, error, bound);
+        self.add_compared(name, unit, mean_of_middle(&values), &Yardstick::new(beside), ratio, error, bound);
     }
 
     #[allow(clippy::too_many_arguments, reason = "private; the two callers name each")]
     #[track_caller]
-    fn judge(
+    fn add_compared(
         &mut self,
         name: &str,
         unit: &str,

@@ -72,15 +72,20 @@ pub struct Limits {
 /// The daemon's side of a control socket.
 pub trait Service: Send + Sync + 'static {
     /// A permit of the connection limit; dropping it makes room for another connection.
-    type Place: Send + 'static;
+    type Permit: Send + 'static;
 
     /// Returns the limits of each connection.
     fn limits(&self) -> Limits;
 
     /// Decides about a new connection of this user.
-    fn admit(&self, user: u32) -> Admission<Self::Place>;
+    fn admit(&self, user: u32) -> Admission<Self::Permit>;
 
     /// Answers a request of this user. The answer is a line in the form that [`lines::encode`] returns.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the daemon is stopping, or if the answer can't be encoded. The connection then ends without an answer. If
+    /// the daemon refuses the request, that is an answer.
     fn answer(&self, user: u32, request: &[u8]) -> impl Future<Output = Result<Vec<u8>>> + Send;
 }
 
@@ -108,20 +113,20 @@ pub async fn serve(listener: UnixListener, service: impl Service) {
         };
         let Ok(user) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
         match service.admit(user) {
-            Admission::Serve(place) => {
+            Admission::Serve(permit) => {
                 let service = service.clone();
                 tokio::spawn(async move {
-                    let _place = place;
+                    let _permit = permit;
                     if let Err(error) = converse(stream, user, &*service).await {
                         tracing::debug!(user, "cannot serve a connection to the control socket: {error:#}");
                     }
                 });
             }
-            Admission::Refuse(place, line) => {
+            Admission::Refuse(permit, line) => {
                 tracing::debug!(user, "denied access to the control socket");
                 let most = service.limits().request;
                 tokio::spawn(async move {
-                    let _place = place;
+                    let _permit = permit;
                     let _ = timeout(REFUSAL, refuse(stream, most, &line)).await;
                 });
             }

@@ -3,10 +3,10 @@
 
 use crate::cut::Cut;
 use crate::end::{End, How, Message, Sealed, Times, Way, note, seal_each};
-use crate::held::Held;
 use crate::legs::{Key, Leg, Legs, Opener};
 use crate::packet::{Layout, Virtio};
 use crate::random::Random;
+use crate::waiting_frames::WaitingFrames;
 use engine::agent::Clock;
 use engine::model::Compress;
 use engine::tunnel::{Chance, Dropped, Initiator, Millis, Opens, Received, Terms};
@@ -89,7 +89,7 @@ pub struct AgentEnd {
     legs: Legs,
     /// By subject and organisation: the clock of the organisation's authority.
     clocks: HashMap<(u32, u16), Clock>,
-    held: Held,
+    waiting_frames: WaitingFrames,
     /// Messages to the other ends of tunnels that were closed.
     closing: Vec<Message>,
     drops: Drops,
@@ -189,7 +189,7 @@ impl AgentEnd {
     pub fn forget(&mut self, of: (u32, u16), times: Times) {
         self.legs.forget(of.0, of.1);
         self.clocks.remove(&of);
-        self.held.forget(|key| owner(key) == of);
+        self.waiting_frames.forget(|key| owner(key) == of);
         let gone = self.tunnels.extract_if(|key, _| owner(key) == of);
         self.closing.extend(gone.filter_map(|tunnel| goodbye(tunnel, times.0)));
     }
@@ -291,7 +291,7 @@ impl End for AgentEnd {
         let takes = |tunnel: &Tunnel| tunnel.initiator.takes(length, tunnel.times(times));
         if !self.tunnels.get(&key).is_some_and(takes) {
             let frame = [&virtio.encode(layout)[..], packet].concat();
-            self.drops.no_leg += u64::from(!self.held.push(key, frame, length, times.0));
+            self.drops.no_leg += u64::from(!self.waiting_frames.push(key, frame, length, times.0));
             return None;
         }
         let how = How {
@@ -373,7 +373,7 @@ impl End for AgentEnd {
 
     fn poll(&mut self, times: Times, replies: &mut Vec<Message>) {
         self.legs.sweep(times.0);
-        self.drops.no_leg += self.held.expire(times.0);
+        self.drops.no_leg += self.waiting_frames.expire(times.0);
         replies.append(&mut self.closing);
         let wanted = self.legs.tunnels();
         for (key, tunnel) in &mut self.tunnels {
@@ -398,7 +398,7 @@ impl End for AgentEnd {
     fn ready(&mut self, times: Times) -> Option<Vec<u8>> {
         let tunnels = &self.tunnels;
         let takes = |tunnel: &Tunnel, length| tunnel.initiator.takes(length, tunnel.times(times));
-        self.held.take(|key, length| tunnels.get(key).is_some_and(|tunnel| takes(tunnel, length)))
+        self.waiting_frames.take(|key, length| tunnels.get(key).is_some_and(|tunnel| takes(tunnel, length)))
     }
 }
 

@@ -44,7 +44,7 @@ pub(crate) struct Flow {
     /// The sealing that the rule demands; `None` while this is unknown.
     pub demand: Option<Sealing>,
     /// Time at which the rule was last looked up, and whether a token then named the grant.
-    asked: (Millis, bool),
+    looked_up: (Millis, bool),
     /// Treatment, suite and compression of the client's last packet.
     pub sealed: Sealed,
     /// The tunnel out of which the client's last packet came. For tunnels whose client is not confirmed, the newest of
@@ -113,10 +113,10 @@ impl Flows {
     pub fn demand(&mut self, key: &FlowKey, account: u32, has_token: bool, now: Millis) -> (Option<Sealing>, bool) {
         if let Some(flow) = self.flows.get_mut(key).filter(|flow| flow.account == account) {
             let pause = if flow.demand.is_none() { ASK.0 } else { ASK.1 };
-            let (last, had_token) = flow.asked;
+            let (last, had_token) = flow.looked_up;
             let is_due = now.saturating_sub(last) >= pause || flow.demand.is_none() && has_token && !had_token;
             if is_due {
-                flow.asked = (now, has_token);
+                flow.looked_up = (now, has_token);
             }
             return (flow.demand, is_due);
         }
@@ -141,9 +141,10 @@ impl Flows {
         }
         if is_its != Some(true) {
             self.make_room(account, now);
-            let asked = (now, has_token);
+            let looked_up = (now, has_token);
             let (tunnel, compresses, compressed) = (None, false, [0; 2]);
-            let flow = Flow { account, demand, asked, sealed, tunnel, compresses, compressed, seen: now, queued: now };
+            let flow =
+                Flow { account, demand, looked_up, sealed, tunnel, compresses, compressed, seen: now, queued: now };
             self.flows.insert(key, flow);
             let of = self.accounts.entry(account).or_insert_with(|| Account::new(now));
             self.lengths.remove(&(of.queue.len(), account));

@@ -54,7 +54,7 @@ pub type Opener = Box<dyn FnMut(&FlowKey) -> Option<Steered> + Send>;
 /// A flow and its opener. The packets of the flow travel in the tunnel of the opener.
 struct Flow {
     opener: Steered,
-    asked: Millis,
+    looked_up: Millis,
     seen: Millis,
 }
 
@@ -206,7 +206,7 @@ impl Legs {
             return Some(Steered { subject, wish: 0 });
         };
         if let Some(flow) = self.flows.get_mut(key) {
-            let again = begins || key.protocol == UDP && now.saturating_sub(flow.asked) >= OPENER_AGAIN;
+            let again = begins || key.protocol == UDP && now.saturating_sub(flow.looked_up) >= OPENER_AGAIN;
             if !again {
                 flow.seen = now;
                 return Some(flow.opener);
@@ -222,7 +222,7 @@ impl Legs {
             return None;
         }
         *count += 1;
-        self.flows.insert(*key, Flow { opener, asked: now, seen: now });
+        self.flows.insert(*key, Flow { opener, looked_up: now, seen: now });
         Some(opener)
     }
 

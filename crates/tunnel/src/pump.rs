@@ -338,10 +338,10 @@ impl<E: End> Loop<E> {
     /// stays locked, and the others wait until the frames are sent.
     fn resume(&mut self, shared: &Shared<E>, end: &mut Access<'_, E>, times: Times) {
         for _ in 0..RESUMED {
-            let Some(held) = end.get().ready(times) else { break };
-            let Some(room) = self.frame.get_mut(..held.len()) else { continue };
-            room.copy_from_slice(&held);
-            self.frame(shared, end, held.len(), times);
+            let Some(waited) = end.get().ready(times) else { break };
+            let Some(room) = self.frame.get_mut(..waited.len()) else { continue };
+            room.copy_from_slice(&waited);
+            self.frame(shared, end, waited.len(), times);
         }
         self.flush(&shared.counts);
     }

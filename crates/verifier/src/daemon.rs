@@ -8,7 +8,7 @@ use crate::directory::Directory;
 use crate::drops::Ring;
 use crate::identity::complaints::Complainants;
 use crate::identity::endpoint;
-use crate::kernel::{Kernel, Place};
+use crate::kernel::{ChainPosition, Kernel};
 use crate::peers::{self, Peers};
 use crate::recheck::Recheck;
 use crate::settings::Settings;
@@ -129,9 +129,10 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let (unknown, unknown_grants) = mpsc::channel(UNKNOWN_MAX);
     let names: Vec<_> = organisations.iter().map(|one| one.name.as_str()).collect();
     pins.keep_organisations(&names)?;
-    let place = Place { chain: chain.clone(), number: 0 };
+    let position = ChainPosition { chain: chain.clone(), number: 0 };
     let common = Common { settings: settings.clone(), chain: chain.clone(), pins: pins.clone(), drops: drops.clone() };
-    let mut kernel = Kernel::load(place, pins, settings.clone(), seed, &state.config, drops.clone(), unknown.clone())?;
+    let mut kernel =
+        Kernel::load(position, pins, settings.clone(), seed, &state.config, drops.clone(), unknown.clone())?;
     let others = organisations.into_iter().enumerate().map(|(at, one)| Other::new(at + 1, one, common.clone()));
     let mut others = others.collect::<Result<Vec<_>>>()?;
     if several {
@@ -272,7 +273,7 @@ fn put(kernel: &Kernel, state: &State, withheld: bool) -> Result<Option<String>>
 }
 
 fn tolerated(kernel: &Kernel, done: Result<()>) -> Result<Option<String>> {
-    match (done, kernel.place().name()) {
+    match (done, kernel.position().name()) {
         (Err(error), Some(organisation)) => {
             tracing::error!(organisation, "cannot put the authority's configuration and keys in force: {error:#}");
             Ok(Some(format!("{error:#}")))

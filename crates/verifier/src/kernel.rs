@@ -35,7 +35,7 @@ mod peer_flows;
 mod proofs;
 mod tables;
 
-pub use chained::Place;
+pub use chained::ChainPosition;
 pub use cut::Cut;
 
 /// Largest number of adopted connections that one log message names; `verifier flows` lists all.
@@ -50,7 +50,7 @@ pub struct Kernel {
     /// Clients in sealed tunnels and their inside addresses.
     lessees: Option<Arc<dyn Lessees>>,
     proving: Option<Box<dyn Proving>>,
-    place: Place,
+    position: ChainPosition,
     pins: Pins,
     settings: Settings,
     config: VerifierConfig,
@@ -83,7 +83,7 @@ impl Kernel {
     /// Loads the programs and takes over pinned tables, but attaches nothing. If the kernel program needs to know the
     /// owner of a grant, it sends the grant's handle to `unknown`.
     pub fn load(
-        place: Place,
+        position: ChainPosition,
         pins: Pins,
         settings: Settings,
         seed: u64,
@@ -108,7 +108,7 @@ impl Kernel {
             answers,
             lessees: None,
             proving,
-            place,
+            position,
             pins,
             settings,
             config: kernel_config,

@@ -87,7 +87,7 @@ pub fn page(status: &Status, drops: &Drops, now: u64) -> Page {
         "Time from a flow's first packet at this gateway until it can pass at a peer gateway: median of recent flows",
         of_peers(|peer| Some(peer.gap_us? as f64 / 1e6)),
     );
-    let accepted = status.peers.iter().map(|one| (peer(one), one.told));
+    let accepted = status.peers.iter().map(|one| (peer(one), one.advertised));
     page.counters("peer_flows", "Flows that a peer gateway accepted or refreshed", accepted);
     let refused = status.peers.iter().map(|one| (peer(one), one.refused));
     page.counters("peer_flows_refused", "Flows that a peer gateway refused", refused);

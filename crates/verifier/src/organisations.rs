@@ -132,8 +132,8 @@ struct Member {
     /// The receivers beyond the limits, for display.
     refused: Vec<String>,
     /// Whether this process has accepted receivers.
-    told: bool,
-    /// The place of the kernel programs; `None` before they are loaded.
+    has_accepted: bool,
+    /// The link to the kernel programs; `None` before they are loaded.
     link: Option<Link>,
 }
 
@@ -201,11 +201,11 @@ impl Chain {
             member.closed.clear();
             if number > 0 {
                 self.stale.store(true, Ordering::Relaxed);
-                if !member.told {
+                if !member.has_accepted {
                     self.changed.notify_one();
                 }
             }
-            member.told = true;
+            member.has_accepted = true;
         }
         Ok(accepted)
     }

@@ -112,7 +112,7 @@ impl PeerSender {
             address: self.address.clone(),
             connected: inner.connected,
             trouble: inner.trouble.clone(),
-            told: inner.accepted,
+            advertised: inner.accepted,
             refused: inner.refused,
             gap_us: gaps.get(gaps.len() / 2).copied(),
             gap_max_us: gaps.last().copied(),

@@ -18,7 +18,7 @@ use diversion::Diversions;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::{KeepAlive, TcpKeepIdle, TcpKeepInterval};
-use open::{Guest, Open, Place};
+use open::{Guest, Open, OpenConnection};
 use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -149,7 +149,7 @@ async fn relay(
         Answer::Nobody => bail!("the connection ended at once"),
         Answer::Unnamed => bail!("the authority does not name the owner of the connection's grant"),
     };
-    let Place { cut, _place } = open
+    let OpenConnection { cut, _registered } = open
         .take(&identity.person, key, flow)
         .context("this person, or all people together, have too many connections")?;
     drop(arrived);

@@ -27,13 +27,13 @@ const MTU: u32 = 1420;
 /// they keep these packets from leaving through another interface.
 pub struct Sealed {
     tunnels: Vec<SocketAddr>,
-    pump: Arc<Pump<VerifierEnd<Known>>>,
+    pump: Arc<Pump<VerifierEnd<TunnelKnowledge>>>,
     _program: Program,
 }
 
 /// Answers the questions that the tunnels' thread asks about the kernel's tables and about the demands of a flow's
 /// rule.
-pub struct Known {
+pub struct TunnelKnowledge {
     shared: Arc<Shared>,
     unknown: Arc<Unnamed>,
 }
@@ -72,8 +72,8 @@ impl Sealed {
             route::add_address(interface.index, Inside::own(network))?;
             route::add_route(network, interface.index)?;
         }
-        let known = Known { shared: shared.clone(), unknown };
-        let end = VerifierEnd::new(known, service, inside, Limits::default());
+        let knowledge = TunnelKnowledge { shared: shared.clone(), unknown };
+        let end = VerifierEnd::new(knowledge, service, inside, Limits::default());
         let pump = Arc::new(Pump::start(device, sockets, end)?);
         let counted = Arc::downgrade(&pump);
         let (asked, loaded) = (counted.clone(), counted.clone());
@@ -111,7 +111,7 @@ impl Sealed {
 }
 
 /// Returns what the tunnels dropped, by reason. Reasons of initiations are those of tokens.
-fn counts(pump: &Pump<VerifierEnd<Known>>) -> Vec<Counter> {
+fn counts(pump: &Pump<VerifierEnd<TunnelKnowledge>>) -> Vec<Counter> {
     let drops = pump.end().drops();
     let records = Dropped::ALL.iter().zip(drops.records).map(|(why, count)| (format!("record_{}", why.name()), count));
     let initiations = DropReason::ALL.iter().map(|why| {
@@ -134,7 +134,7 @@ fn listen(tunnels: &[SocketAddr], queues: usize) -> Result<Vec<Socket>> {
     Socket::several(at, queues).with_context(|| format!("cannot listen to tunnels at {at}"))
 }
 
-impl Knowledge for Known {
+impl Knowledge for TunnelKnowledge {
     fn with_tables(&self, work: &mut dyn FnMut(&dyn Tables)) {
         work(&self.shared.kernel().tunnel_tables());
     }

@@ -266,7 +266,7 @@ impl Shared {
         let view = |((key, flow), sealed): (&(FlowKey, Flow), Option<api::SealedFlow>)| {
             let mut view = view::Flow::new(key, flow, inside(key, flow), owners.of(flow.handle));
             view.sealed = sealed.or(view.sealed);
-            view.organisation = kernel.place().name().map(str::to_owned);
+            view.organisation = kernel.position().name().map(str::to_owned);
             view
         };
         flows.iter().zip(sealed).map(view).collect()

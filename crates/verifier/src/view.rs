@@ -255,7 +255,8 @@ pub struct Peer {
     /// The last error of the connection to the peer; `None` once the connection works again.
     pub trouble: Option<String>,
     /// Number of flows that the peer took over or refreshed.
-    pub told: u64,
+    #[serde(rename = "told")]
+    pub advertised: u64,
     /// Number of flows that the peer refused, because they are revoked there, or because the peer has no room for them
     /// or for their inside addresses.
     pub refused: u64,

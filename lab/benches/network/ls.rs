@@ -99,8 +99,8 @@ impl Site {
         listen(&network.server, &[PORT])?;
         let switch = match place {
             Place::ClientKernel => None,
-            Place::Router => Some(Switch::between(&network, switch::Place::Router)?),
-            Place::ClientSwitch => Some(Switch::between(&network, switch::Place::Client)?),
+            Place::Router => Some(Switch::between(&network, switch::Host::Router)?),
+            Place::ClientSwitch => Some(Switch::between(&network, switch::Host::Client)?),
         };
         let mut site = Self { mode, agent: None, switch, verifier, authority, network };
         if mode != Mode::None {

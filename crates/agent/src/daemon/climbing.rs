@@ -17,7 +17,7 @@ mod with_tunnels {
     use crate::packet_queue::QueuedPacket;
     use crate::{now, unix};
     use engine::agent::Frame;
-    use engine::agent::ladder::{Choice, Ladder, Network, Path, Rung, Side, State};
+    use engine::agent::ladder::{FirstRung, Ladder, Network, Path, Rung, Side, State};
     use shell::folder::Folder;
     use std::collections::{BTreeMap, BTreeSet};
     use std::net::SocketAddr;
@@ -79,7 +79,7 @@ mod with_tunnels {
     struct Placed {
         verifier: SocketAddr,
         /// The choice in the kernel's table.
-        written: Option<Choice>,
+        written: Option<FirstRung>,
     }
 
     impl Daemon {
@@ -130,7 +130,7 @@ mod with_tunnels {
         /// Tells the kernel program by which rung connections to a destination begin.
         fn write_rung(&mut self, slot: &GrantSlot) {
             let Some(path) = self.path(slot) else { return };
-            let choice = self.climbing.ladder.choice(now(), &path);
+            let choice = self.climbing.ladder.first_rung(now(), &path);
             if self.climbing.placed.get(slot).is_none_or(|placed| placed.written == Some(choice)) {
                 return;
             }

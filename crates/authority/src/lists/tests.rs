@@ -21,14 +21,14 @@ to = "farm"
 who = "everyone"
 "#;
 
-struct Place {
+struct Fixture {
     directory: Directory,
     store: Store,
     policy: Compiled,
     _room: tempfile::TempDir,
 }
 
-impl Place {
+impl Fixture {
     fn new() -> Self {
         let room = tempfile::tempdir().unwrap();
         let directory = Directory::at(room.path());
@@ -63,7 +63,7 @@ fn remove(to: &str, who: &str) -> String {
 
 #[test]
 fn an_import_replaces_the_list_as_a_whole_or_not_at_all() {
-    let mut place = Place::new();
+    let mut place = Fixture::new();
     let mut follower = Follower::new(place.directory.clone());
     assert_eq!(follower.follow().unwrap().unwrap().1, Touched::default());
     let text = add("10.0.0.1", "person:alice") + &add("10.0.0.2", "person:bob") + "\n" + &add("10.0.0.1", "person:bob");
@@ -102,11 +102,11 @@ fn an_import_replaces_the_list_as_a_whole_or_not_at_all() {
 
 #[test]
 fn an_interrupted_import_leaves_the_former_list_and_its_rows_go() {
-    let mut place = Place::new();
+    let mut place = Fixture::new();
     place.import(&add("10.0.0.1", "person:alice")).unwrap();
     // Rows of a generation that never became a list, as a killed import leaves them.
     place.store.write_groups(77, &[10, 0, 0, 2, 32], &[]).unwrap();
-    let rows = |place: &Place| -> i64 {
+    let rows = |place: &Fixture| -> i64 {
         place.store.connection.query_row("SELECT count(*) FROM receivers", [], |row| row.get(0)).unwrap()
     };
     assert_eq!(rows(&place), 2);
@@ -119,7 +119,7 @@ fn an_interrupted_import_leaves_the_former_list_and_its_rows_go() {
 
 #[test]
 fn changes_are_followed_merged_and_read_again_after_a_restart() {
-    let mut place = Place::new();
+    let mut place = Fixture::new();
     assert!(place.change(&add("10.0.0.1", "person:alice")).unwrap_err().to_string().contains("no list `partners`"));
     place.import(&add("10.0.0.1", "person:alice")).unwrap();
     let mut follower = Follower::new(place.directory.clone());
@@ -130,12 +130,12 @@ fn changes_are_followed_merged_and_read_again_after_a_restart() {
     let (lists, touched) = follower.follow().unwrap().unwrap();
     let named = |names: [&str; 3]| names.map(str::to_owned).into_iter().collect();
     assert_eq!(touched, Touched { persons: named(["alice", "bob", "carol"]), all: false });
-    let check = |place: &mut Place, lists: &Lists| {
+    let check = |place: &mut Fixture, lists: &Lists| {
         assert!(place.allows(lists, "bob", "10.0.0.1") && !place.allows(lists, "alice", "10.0.0.1"));
         assert!(place.allows(lists, "carol", "10.1.7.7") && !place.allows(lists, "carol", "10.0.0.1"));
     };
     check(&mut place, &lists);
-    let entries = |place: &Place| {
+    let entries = |place: &Fixture| {
         let to = |to: &str| place.store.entries("partners", to.parse().unwrap()).unwrap();
         [to("10.0.0.1/32"), to("10.1.0.0/16"), to("10.0.0.0/8")].concat()
     };
@@ -165,7 +165,7 @@ fn changes_are_followed_merged_and_read_again_after_a_restart() {
 
 #[test]
 fn one_command_at_a_time_changes_lists() {
-    let place = Place::new();
+    let place = Fixture::new();
     let lock = Store::lock(&place.directory).unwrap();
     assert!(Store::lock(&place.directory).unwrap_err().to_string().contains("another command changes lists"));
     drop(lock);
@@ -176,7 +176,7 @@ fn one_command_at_a_time_changes_lists() {
 #[test]
 fn a_link_in_the_directory_gives_no_other_file_away() {
     for (target, hard) in [("exists", false), ("missing", false), ("exists", true)] {
-        let place = Place::new();
+        let place = Fixture::new();
         let (other, lock) = (place.directory.path().join(target), place.directory.path().join("lists.lock"));
         if target == "exists" {
             std::fs::write(&other, "a secret").unwrap();
@@ -195,7 +195,7 @@ fn a_link_in_the_directory_gives_no_other_file_away() {
 /// The server can't follow a list with more ends, so no command may write one.
 #[test]
 fn changes_can_not_have_more_ends_than_an_import() {
-    let mut place = Place::new();
+    let mut place = Fixture::new();
     place.import(&add("10.0.0.1", "person:alice")).unwrap();
     let fill = "WITH RECURSIVE n(h) AS (SELECT 1 UNION ALL SELECT h + 1 FROM n WHERE h < 65534)
                 INSERT INTO ends SELECT generation, h FROM lists, n";
@@ -214,7 +214,7 @@ fn changes_can_not_have_more_ends_than_an_import() {
 
 #[test]
 fn the_number_of_groups_is_limited() {
-    let mut place = Place::new();
+    let mut place = Fixture::new();
     let mut text = String::new();
     for number in 0..256 {
         text += &add(&format!("10.0.0.{}", number % 200), &format!("group:g{number}"));
@@ -229,7 +229,7 @@ fn round(round: usize) -> String {
     (0..50).map(|number| add(&format!("10.0.0.{number}"), &format!("person:r{round}n{number}"))).collect()
 }
 
-fn count(place: &Place, table: &str) -> usize {
+fn count(place: &Fixture, table: &str) -> usize {
     let all = format!("SELECT count(*) FROM {table}");
     let count: i64 = place.store.connection.query_row(&all, [], |row| row.get(0)).unwrap();
     count as usize
@@ -237,7 +237,7 @@ fn count(place: &Place, table: &str) -> usize {
 
 #[test]
 fn names_that_no_entry_has_any_more_are_freed_on_disk_and_in_memory() {
-    let mut place = Place::new();
+    let mut place = Fixture::new();
     let mut follower = Follower::new(place.directory.clone());
     for number in 0..4 {
         place.import(&round(number)).unwrap();
@@ -277,7 +277,7 @@ fn names_that_no_entry_has_any_more_are_freed_on_disk_and_in_memory() {
 
 #[test]
 fn imports_with_ever_new_names_do_not_fill_disk_and_memory() {
-    let mut place = Place::new();
+    let mut place = Fixture::new();
     let mut follower = Follower::new(place.directory.clone());
     let many = |round: usize| -> String {
         let who = |number: usize| format!("\"person:r{round}n{number}\"");
@@ -299,7 +299,7 @@ fn imports_with_ever_new_names_do_not_fill_disk_and_memory() {
 
 #[test]
 fn groups_that_no_entry_names_any_more_leave_room_for_others() {
-    let mut place = Place::new();
+    let mut place = Fixture::new();
     let groups = |round: usize| -> String {
         (0..200).map(|number| add(&format!("10.0.0.{number}"), &format!("group:r{round}g{number}"))).collect()
     };
@@ -314,7 +314,7 @@ fn groups_that_no_entry_names_any_more_leave_room_for_others() {
 /// A file of the former format has no table of sweeps.
 #[test]
 fn a_file_of_the_former_format_is_brought_to_the_present_one() {
-    let mut place = Place::new();
+    let mut place = Fixture::new();
     place.import(&round(0)).unwrap();
     place.store.connection.execute_batch("DROP TABLE sweeps; PRAGMA user_version = 1").unwrap();
     for _ in 0..2 {
@@ -326,7 +326,7 @@ fn a_file_of_the_former_format_is_brought_to_the_present_one() {
 /// The file is a set of entries, however changes, imports, merges and restarts follow each other.
 #[test]
 fn a_file_of_lists_is_a_set_of_entries() {
-    let mut place = Place::new();
+    let mut place = Fixture::new();
     place.import("").unwrap();
     let mut follower = Follower::new(place.directory.clone());
     let mut plain: BTreeMap<(u64, u64), ()> = BTreeMap::new();

@@ -212,9 +212,9 @@ fn is_urgent(captured: &Captured) -> bool {
         })
 }
 
-/// A member's place in the log.
+/// A member's position in the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Place {
+struct Position {
     /// The number of the last entry that the database contains.
     applied: u64,
     /// The id of this entry.
@@ -223,7 +223,7 @@ struct Place {
     decisive: u64,
 }
 
-impl Place {
+impl Position {
     fn read(connection: &Connection) -> Result<Self> {
         let mut find = connection.prepare_cached("SELECT applied, last, decisive FROM replica")?;
         let found = find.query_row([], |row| {
@@ -233,7 +233,7 @@ impl Place {
         found.optional()?.context("this authority is not a member of a cluster any more")
     }
 
-    /// Writes the place, and ends the application of entries.
+    /// Writes the position, and ends the application of entries.
     fn write(&self, transaction: &Transaction<'_>) -> Result<()> {
         let Self { applied, last, decisive } = self;
         let mut write =
@@ -267,7 +267,7 @@ impl Replica {
         connection.pragma_update(None, "synchronous", "NORMAL")?;
         let random: [u8; 8] = credentials::random()?;
         let holder = format!("{} {}", log.member(), hex::encode(random));
-        let seen = Place::read(connection)?.applied;
+        let seen = Position::read(connection)?.applied;
         let patience = u64::from(random[0]) * 2;
         Ok(Self { log, recorder, holder, lease: None, seen, changes: Changes::default(), patience })
     }
@@ -307,8 +307,8 @@ impl Replica {
     ) -> Result<()> {
         self.follow(connection, &turn.head)?;
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let place = Place::read(&transaction)?;
-        ensure!(place.applied == turn.head.number, Unavailable::now("this member lost its turn to write".into()));
+        let position = Position::read(&transaction)?;
+        ensure!(position.applied == turn.head.number, Unavailable::now("this member lost its turn to write".into()));
         self.recorder.begin();
         let worked = work(&transaction);
         let captured = self.recorder.end();
@@ -318,12 +318,12 @@ impl Replica {
             return Ok(());
         }
         let id: EntryId = credentials::random()?;
-        let next = Head { number: place.applied + 1, id: id.to_vec() };
-        let decisive = if captured.decisive { next.number } else { place.decisive };
-        Place { applied: next.number, last: next.id.clone(), decisive }.write(&transaction)?;
+        let next = Head { number: position.applied + 1, id: id.to_vec() };
+        let decisive = if captured.decisive { next.number } else { position.decisive };
+        Position { applied: next.number, last: next.id.clone(), decisive }.write(&transaction)?;
         let entry = Entry {
             id: next.id.clone(),
-            before: place.last,
+            before: position.last,
             member: self.log.member().into(),
             time: now(),
             schema: SCHEMA_VERSION,
@@ -460,32 +460,32 @@ impl Replica {
     fn follow(&mut self, connection: &mut Connection, head: &Head) -> Result<()> {
         let mut head = head.clone();
         loop {
-            let place = Place::read(connection)?;
-            if place.applied > head.number {
+            let position = Position::read(connection)?;
+            if position.applied > head.number {
                 // Another process of this host may have recorded an entry since the head was read.
                 head = self.log.read_head()?;
             }
-            if place.applied > head.number || place.applied == head.number && place.last != head.id {
+            if position.applied > head.number || position.applied == head.number && position.last != head.id {
                 bail!(Unavailable::now(format!(
                     "etcd's log ends with entry {}, but this member has entry {}: etcd was restored from an old backup. \
                      docs/cluster.md says how to make a new cluster of the member that has the most; never join an \
                      older state",
-                    head.number, place.applied
+                    head.number, position.applied
                 )));
             }
             // Entries that another process of this host has applied are read, too, for their changes.
-            let from = self.seen.min(place.applied) + 1;
+            let from = self.seen.min(position.applied) + 1;
             if from > head.number {
                 return Ok(());
             }
             let read = self.log.entries(from, head.number)?;
             let present: Vec<_> = read.into_iter().map_while(|(number, entry)| Some((number, entry?))).collect();
             let Some((last, _)) = present.last() else {
-                self.take_snapshot(connection, &place, from)?;
+                self.take_snapshot(connection, &position, from)?;
                 continue;
             };
             let last = *last;
-            if last > place.applied {
+            if last > position.applied {
                 apply::entries(connection, self.recorder.tables(), &present, self.log.member())?;
             }
             for (number, entry) in &present {
@@ -496,8 +496,8 @@ impl Replica {
     }
 
     /// Takes the cluster's snapshot over, because etcd no longer has entry `missing`.
-    fn take_snapshot(&mut self, connection: &mut Connection, place: &Place, missing: u64) -> Result<()> {
-        let mut applied = place.applied;
+    fn take_snapshot(&mut self, connection: &mut Connection, position: &Position, missing: u64) -> Result<()> {
+        let mut applied = position.applied;
         if missing > applied {
             let fetched = snapshot::read(&self.log)?;
             ensure!(

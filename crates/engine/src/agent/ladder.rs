@@ -122,7 +122,7 @@ impl Path {
 
 /// The rung with which the next connection begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub struct FirstRung {
     /// The rung with which the connection begins.
     pub rung: Rung,
     /// If it is not 0, one in this many connections begins with the best rung instead, to find out whether the best
@@ -207,16 +207,16 @@ impl<C: Clone> Ladder<C> {
     }
 
     /// Returns the rung with which the next connection on the path begins.
-    pub fn choice(&self, now: Duration, path: &Path) -> Choice {
+    pub fn first_rung(&self, now: Duration, path: &Path) -> FirstRung {
         let is_good = |rung: &Rung| !self.memory.is_bad(now, path, *rung);
         // Even a bad rung: it may have been the one that was answered.
         if let Some(rung) = self.memory.unclear(path).filter(|rung| path.rungs(self.tcp_in_udp).any(|one| one == *rung))
         {
-            return Choice { rung, every: 0 };
+            return FirstRung { rung, every: 0 };
         }
         match path.rungs(self.tcp_in_udp).find(is_good) {
-            Some(Rung::Packet) | None => Choice { rung: Rung::Packet, every: 0 },
-            Some(rung) => Choice { rung, every: TRY_AGAIN },
+            Some(Rung::Packet) | None => FirstRung { rung: Rung::Packet, every: 0 },
+            Some(rung) => FirstRung { rung, every: TRY_AGAIN },
         }
     }
 
@@ -274,14 +274,14 @@ impl<C: Clone> Ladder<C> {
         self.watches.iter().map(due).min()
     }
 
-    /// Does the work that is due. Returns the first packets to send now, each with its rung. `heard` returns the time
-    /// at which the first answer arrived in the form [`Side`], if one has arrived.
-    pub fn tick(&mut self, now: Duration, heard: impl Fn(&C, Side) -> Option<Duration>) -> Vec<(Rung, C)> {
+    /// Does the work that is due. Returns the first packets to send now, each with its rung. `answered_at` returns the
+    /// time at which the first answer arrived in the form [`Side`], if one has arrived.
+    pub fn tick(&mut self, now: Duration, answered_at: impl Fn(&C, Side) -> Option<Duration>) -> Vec<(Rung, C)> {
         self.looked = now;
         let (mut due, memory, tcp_in_udp) = (Vec::new(), &mut self.memory, self.tcp_in_udp);
         self.watches.retain_mut(|watch| {
             let answers: Vec<_> =
-                Side::ALL.into_iter().filter_map(|side| Some((side, heard(&watch.connection, side)?))).collect();
+                Side::ALL.into_iter().filter_map(|side| Some((side, answered_at(&watch.connection, side)?))).collect();
             let first = answers.iter().min_by_key(|(_, at)| *at).copied();
             if let Some((side, at)) = first {
                 if !std::mem::replace(&mut watch.is_answered, true) {

@@ -102,7 +102,7 @@ impl Connection {
 }
 
 /// The key of a device.
-struct Held {
+struct DeviceKey {
     device: Device,
     realm: usize,
     since: u32,
@@ -111,7 +111,7 @@ struct Held {
     former: VecDeque<Handle>,
 }
 
-impl Held {
+impl DeviceKey {
     const fn is_live(&self, now: u32) -> bool {
         now.wrapping_sub(self.since) < KEY_LIFE
     }
@@ -144,7 +144,7 @@ pub struct Logins {
     realms: Vec<Realm>,
     connections: BTreeMap<Ends, Connection>,
     /// The keys by switch and address of the device.
-    held: BTreeMap<(u64, Ipv4Addr), Held>,
+    device_keys: BTreeMap<(u64, Ipv4Addr), DeviceKey>,
     counts: LoginCounts,
 }
 
@@ -176,7 +176,7 @@ impl Logins {
 
     /// Returns the number of devices that have a key.
     pub fn devices(&self) -> usize {
-        self.held.len()
+        self.device_keys.len()
     }
 
     /// Handles a packet between a device and an authority. Returns `None` if the packet is not between a device and an
@@ -357,32 +357,32 @@ impl Logins {
     /// Gives a device its key. A transfer whose key is zero ends the login. Returns false if the transfer changes
     /// nothing.
     fn take(&mut self, device: Device, realm: usize, transfer: KeyTransfer, now: u32) -> bool {
-        self.held.retain(|_, held| held.is_live(now));
+        self.device_keys.retain(|_, key| key.is_live(now));
         let place = (device.origin.datapath, device.address);
         if transfer.key.bytes().iter().all(|byte| *byte == 0) {
-            let is_own = self.held.get(&place).is_some_and(|held| held.device == device && held.realm == realm);
-            return is_own && self.held.remove(&place).is_some();
+            let is_own = self.device_keys.get(&place).is_some_and(|key| key.device == device && key.realm == realm);
+            return is_own && self.device_keys.remove(&place).is_some();
         }
         let handle = transfer.pair.handle();
         let mut former = VecDeque::new();
-        match self.held.get_mut(&place) {
-            Some(held) if held.device == device && held.realm == realm => former = std::mem::take(&mut held.former),
+        match self.device_keys.get_mut(&place) {
+            Some(key) if key.device == device && key.realm == realm => former = std::mem::take(&mut key.former),
             Some(_) => {}
             None => {
-                let of_port = self.held.iter().filter(|(_, held)| held.device.origin == device.origin);
+                let of_port = self.device_keys.iter().filter(|(_, key)| key.device.origin == device.origin);
                 let (count, oldest) =
-                    (of_port.clone().count(), of_port.max_by_key(|(_, held)| now.wrapping_sub(held.since)));
+                    (of_port.clone().count(), of_port.max_by_key(|(_, key)| now.wrapping_sub(key.since)));
                 if count >= DEVICES_OF_PORT_MAX {
-                    oldest.map(|(place, _)| *place).map(|place| self.held.remove(&place));
+                    oldest.map(|(place, _)| *place).map(|place| self.device_keys.remove(&place));
                 }
-                if self.held.len() >= DEVICES_MAX {
+                if self.device_keys.len() >= DEVICES_MAX {
                     return false;
                 }
             }
         }
         if former.contains(&handle) {
-            if let Some(held) = self.held.get_mut(&place) {
-                held.former = former;
+            if let Some(key) = self.device_keys.get_mut(&place) {
+                key.former = former;
             }
             return false;
         }
@@ -392,8 +392,10 @@ impl Logins {
         }
         let networks = self.realms.get(realm).map(|realm| realm.networks.clone()).unwrap_or_default();
         let (protected, _) = extended(&[], &networks, &[Service::ALL]);
-        self.held
-            .insert(place, Held { device, realm, since: now, inserter: inserter(transfer, protected, now), former });
+        self.device_keys.insert(
+            place,
+            DeviceKey { device, realm, since: now, inserter: inserter(transfer, protected, now), former },
+        );
         self.counts.keys += 1;
         true
     }
@@ -402,15 +404,15 @@ impl Logins {
     /// the packet's address if the key is too old, because another device possibly has the address now.
     pub(super) fn sender(&mut self, origin: Origin, frame: &[u8], packet: &Packet, now: u32) -> Sender<'_> {
         let (Some(IpAddr::V4(source)), Some(to)) = (packet.source, packet.destination) else { return Sender::Other };
-        if self.held.get(&(origin.datapath, source)).is_some_and(|held| !held.is_live(now)) {
-            self.held.remove(&(origin.datapath, source));
+        if self.device_keys.get(&(origin.datapath, source)).is_some_and(|key| !key.is_live(now)) {
+            self.device_keys.remove(&(origin.datapath, source));
         }
-        let Some(held) = self.held.get_mut(&(origin.datapath, source)) else { return Sender::Other };
-        if !self.realms.get(held.realm).is_some_and(|realm| realm.networks.iter().any(|net| net.contains(&to))) {
+        let Some(key) = self.device_keys.get_mut(&(origin.datapath, source)) else { return Sender::Other };
+        if !self.realms.get(key.realm).is_some_and(|realm| realm.networks.iter().any(|net| net.contains(&to))) {
             return Sender::Other;
         }
         match Device::of(origin, frame, source) {
-            Some(device) if device == held.device => Sender::LoggedIn(&mut held.inserter),
+            Some(device) if device == key.device => Sender::LoggedIn(&mut key.inserter),
             _ => Sender::Spoofed,
         }
     }

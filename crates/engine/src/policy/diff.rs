@@ -33,7 +33,7 @@ pub struct Change {
     /// The subjects concerned: persons by name, together with the groups, tags and addresses that the change requires.
     pub who: Vec<String>,
     /// Destinations to which the change applies.
-    pub to: Vec<Place>,
+    pub to: Vec<DestinationSet>,
     /// Examples of times at which the change applies, one for each set of rules that hold at the same time; empty if
     /// the change applies at all times.
     pub at: Vec<String>,
@@ -60,7 +60,7 @@ pub enum Kind {
 
 /// A set of destinations within which neither policy makes a difference.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Place {
+pub struct DestinationSet {
     /// Names of the receivers to which the destinations belong.
     pub receivers: Vec<String>,
     /// Addresses of the destinations, as prefixes.

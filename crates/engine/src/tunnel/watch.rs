@@ -14,7 +14,7 @@ const SILENCE: Millis = 5_000;
 #[derive(Default)]
 pub(super) struct Watch {
     /// Time at which the latest ping was sent; `None` after a record has arrived.
-    asked: Option<Millis>,
+    pinged: Option<Millis>,
     /// Time at which the latest ping was answered.
     checked: Millis,
 }
@@ -22,23 +22,23 @@ pub(super) struct Watch {
 impl Watch {
     /// Reports whether a ping is due now. If so, the caller has to send it.
     pub fn is_due(&mut self, link: &Link, now: Millis) -> bool {
-        if self.asked.is_some_and(|asked| link.last_received >= asked) {
-            (self.checked, self.asked) = (link.last_received, None);
+        if self.pinged.is_some_and(|pinged| link.last_received >= pinged) {
+            (self.checked, self.pinged) = (link.last_received, None);
         }
         let silence = now.saturating_sub(link.silent_since());
         let pause = (silence / 4).clamp(PAUSE.0, PAUSE.1);
         let is_due = link.used >= self.checked
             && silence >= PAUSE.0
-            && self.asked.is_none_or(|asked| now.saturating_sub(asked) >= pause);
+            && self.pinged.is_none_or(|pinged| now.saturating_sub(pinged) >= pause);
         if is_due {
-            self.asked = Some(now);
+            self.pinged = Some(now);
         }
         is_due
     }
 
     /// Reports whether the responder has not answered for so long that another handshake is due.
     pub fn is_silent(&self, link: &Link, now: Millis) -> bool {
-        let is_asked = self.asked.is_some_and(|asked| link.last_received < asked);
-        is_asked && now.saturating_sub(link.silent_since()) >= SILENCE
+        let is_unanswered = self.pinged.is_some_and(|pinged| link.last_received < pinged);
+        is_unanswered && now.saturating_sub(link.silent_since()) >= SILENCE
     }
 }

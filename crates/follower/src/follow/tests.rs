@@ -188,7 +188,7 @@ async fn a_silent_authority_counts_as_lost_until_it_greets_again() {
     scene.event(Event::Hello);
     scene.handle(Kind::Tick);
     assert!(scene.health().connected);
-    scene.follower.heard -= SILENCE + TICK;
+    scene.follower.last_received -= SILENCE + TICK;
     scene.handle(Kind::Tick);
     assert!(!scene.health().connected);
     scene.event(Event::Hello);
@@ -204,7 +204,7 @@ async fn the_reason_is_told_if_only_the_event_stream_is_down() {
     drop(trouble.wait_for(Option::is_some).await.unwrap());
     scene.handle(Kind::Tick);
     assert_eq!(scene.health().trouble, None, "the stream may be up again within moments");
-    scene.follower.heard -= SILENCE + TICK;
+    scene.follower.last_received -= SILENCE + TICK;
     scene.handle(Kind::Tick);
     let told = scene.health().trouble.unwrap_or_default();
     assert!(told.starts_with("cannot reach the authority: "), "{told}");

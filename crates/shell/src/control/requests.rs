@@ -64,7 +64,7 @@ pub struct Requests<R, F> {
     answer: F,
     /// Connection limit for each class of users, so that users with fewer rights can't use up the connections of users
     /// with more rights.
-    places: [Arc<Semaphore>; 3],
+    permits: [Arc<Semaphore>; 3],
     request: PhantomData<fn(R)>,
 }
 
@@ -77,9 +77,9 @@ where
     /// Creates a service that replies to each request with the result of `answer`. A request has at most `longest`
     /// bytes.
     pub fn new(role: &Role, access: Access, longest: u64, answer: F) -> Self {
-        let places = [(); 3].map(|()| Arc::new(Semaphore::new(CONNECTIONS)));
+        let permits = [(); 3].map(|()| Arc::new(Semaphore::new(CONNECTIONS)));
         let limited: (fn(&R) -> bool, _) = (|_| false, role.allowed);
-        Self { role: *role, access, longest, limited, answer, places, request: PhantomData }
+        Self { role: *role, access, longest, limited, answer, permits, request: PhantomData }
     }
 
     /// Lets the users in [`Access::limited`] send the requests for which `may` returns true. Any other request of these
@@ -110,7 +110,7 @@ where
     F: Fn(R) -> A + Send + Sync + 'static,
     A: Future<Output = Result<Value>> + Send,
 {
-    type Place = OwnedSemaphorePermit;
+    type Permit = OwnedSemaphorePermit;
 
     fn limits(&self) -> Limits {
         Limits { request: self.longest, patience: PATIENCE }
@@ -118,15 +118,15 @@ where
 
     fn admit(&self, user: u32) -> Admission<OwnedSemaphorePermit> {
         let class = self.access.class(user);
-        let Ok(place) = self.places[class as usize].clone().try_acquire_owned() else {
+        let Ok(permit) = self.permits[class as usize].clone().try_acquire_owned() else {
             return Admission::Full(Vec::new());
         };
         if class != Class::Stranger {
-            return Admission::Serve(place);
+            return Admission::Serve(permit);
         }
         let Role { name, allowed, .. } = self.role;
         let refusal = Answer::<Value>::Error(format!("access to the {name} denied: {allowed}"));
-        Admission::Refuse(place, lines::encode(&refusal).unwrap_or_default())
+        Admission::Refuse(permit, lines::encode(&refusal).unwrap_or_default())
     }
 
     async fn answer(&self, user: u32, request: &[u8]) -> Result<Vec<u8>> {

@@ -152,7 +152,7 @@ fn peers(peers: &[view::Peer]) -> Table {
             None => "connecting",
         };
         let gap = peer.gap_us.map_or("-".into(), |gap| format!("{:.1} ms", gap as f64 / 1e3));
-        vec![peer.address.clone(), state.to_owned(), peer.told.to_string(), peer.refused.to_string(), gap]
+        vec![peer.address.clone(), state.to_owned(), peer.advertised.to_string(), peer.refused.to_string(), gap]
     });
     Table::new(&["PEER", "STATE", "SENT", "REFUSED", "GAP"], rows)
 }

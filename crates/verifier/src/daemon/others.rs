@@ -9,7 +9,7 @@ use crate::addresses::UNKNOWN_MAX;
 use crate::confirm::Confirmer;
 use crate::directory::Directory;
 use crate::drops::Ring;
-use crate::kernel::{Kernel, Place};
+use crate::kernel::{ChainPosition, Kernel};
 use crate::organisations::{self, Chain, DEFAULT, Limits};
 use crate::peers::Peers;
 use crate::recheck::Recheck;
@@ -182,8 +182,9 @@ impl Other {
         let pins = pins.organisation(&self.member.name)?;
         let seed = self.directory.replay_seed()?;
         let (unknown, unknown_grants) = mpsc::channel(UNKNOWN_MAX);
-        let place = Place { chain: chain.clone(), number: self.member.number };
-        let kernel = Kernel::load(place, pins, settings.clone(), seed, &state.config, drops.clone(), unknown.clone())?;
+        let position = ChainPosition { chain: chain.clone(), number: self.member.number };
+        let kernel =
+            Kernel::load(position, pins, settings.clone(), seed, &state.config, drops.clone(), unknown.clone())?;
         let trouble = put(&kernel, state, withheld)?;
         kernel.cut_beyond_limits(now());
         kernel.link()?;

@@ -75,7 +75,7 @@ impl Kernel {
 
     /// Reports whether an interface has appeared, disappeared or been replaced by another interface of the same name.
     pub fn interfaces_changed(&self) -> bool {
-        if self.place.number > 0 {
+        if self.position.number > 0 {
             return false;
         }
         let Ok(Wanted { attach: wanted, passed_over }) = self.wanted() else { return false };

@@ -1,4 +1,4 @@
-//! The place of an organisation's kernel programs among those of the verifier's other organisations.
+//! The position of an organisation's kernel programs among those of the verifier's other organisations.
 
 use super::Kernel;
 use crate::organisations::{Chain, Limits};
@@ -8,16 +8,16 @@ use engine::model::{Receiver, Service};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The place of an organisation.
+/// The position of an organisation in the chain.
 #[derive(Clone)]
-pub struct Place {
+pub struct ChainPosition {
     /// All organisations.
     pub chain: Arc<Chain>,
     /// Number of this organisation in the chain; 0 for the first one, whose programs are attached to interfaces.
     pub number: usize,
 }
 
-impl Place {
+impl ChainPosition {
     /// Returns the services for which the organisation may speak.
     pub fn limits(&self) -> &Limits {
         &self.chain.organisations()[self.number].limits
@@ -30,14 +30,14 @@ impl Place {
 }
 
 impl Kernel {
-    /// Returns the place of the programs among those of the other organisations.
-    pub fn place(&self) -> &Place {
-        &self.place
+    /// Returns the position of the programs among those of the other organisations.
+    pub fn position(&self) -> &ChainPosition {
+        &self.position
     }
 
-    /// Puts the programs in their place, in which they get the packets that earlier programs refuse.
+    /// Puts the programs at their position, where they get the packets that earlier programs refuse.
     pub fn link(&self) -> Result<()> {
-        self.place.chain.place(self.place.number, self.verifier.link()?)
+        self.position.chain.place(self.position.number, self.verifier.link()?)
     }
 
     /// Returns the services in the table of protected services, which an earlier process may have written: the other
@@ -54,7 +54,7 @@ impl Kernel {
     /// Cuts the flows to services for which the organisation may not speak. An earlier process can have admitted them
     /// under other settings.
     pub fn cut_beyond_limits(&self, now: u64) {
-        let limits = self.place.limits();
+        let limits = self.position.limits();
         let beyond = self.verifier.flows.entries().into_iter().filter(|(key, flow)| {
             let (address, port) = key.server();
             flow.by_grant() && !limits.covers(address, key.protocol, port)
@@ -66,7 +66,7 @@ impl Kernel {
         let grant = |(handle, holder)| RevokedGrant { handle, expires: self.expiry(handle).unwrap_or(0), holder };
         let cut = self.cut(&grants.into_iter().map(grant).collect::<Vec<_>>(), now);
         tracing::warn!(
-            organisation = self.place.name(),
+            organisation = self.position.name(),
             flows = cut.flows,
             "cut flows to services that the settings no longer give to the organisation"
         );

@@ -29,7 +29,7 @@ impl Kernel {
     /// unless the settings exclude this. Ignores receivers for which the organisation may not speak. If the receivers are
     /// more than the organisation's share, protects the earlier ones, and the other organisations' services, and fails.
     pub fn protect(&self, receivers: &[api::Receiver]) -> Result<()> {
-        match self.place.chain.claim(self.place.number, client::convert::receivers(receivers)) {
+        match self.position.chain.claim(self.position.number, client::convert::receivers(receivers)) {
             Ok(accepted) => self.protect_accepted(&accepted),
             Err(error) => self.protect_again().and(Err(error)),
         }
@@ -37,14 +37,14 @@ impl Kernel {
 
     /// Protects the services of the receivers that were accepted last, and those of the other organisations.
     pub fn protect_again(&self) -> Result<()> {
-        self.protect_accepted(&self.place.chain.accepted(self.place.number))
+        self.protect_accepted(&self.position.chain.accepted(self.position.number))
     }
 
     fn protect_accepted(&self, receivers: &[Receiver]) -> Result<()> {
         let mut entries = match &self.settings.everything_but {
             Some(open) => plan::everything_but(receivers, open)?,
             // The organisation's share has room for all ranges, unless the operator's own list of services is too long.
-            None if self.place.chain.has_several() => protected::widened(receivers.iter()),
+            None if self.position.chain.has_several() => protected::widened(receivers.iter()),
             None => protected::entries(receivers)?,
         };
         let mut written = Written { named: entries.iter().map(|entry| entry.prefix).collect(), ..Written::default() };
@@ -54,7 +54,7 @@ impl Kernel {
                 self.written().local.clone()
             });
             written.extension = extension(receivers, &written.local, !self.settings.inside.is_empty());
-            let others = &self.place.limits().except;
+            let others = &self.position.limits().except;
             let is_anothers =
                 |network: &IpNet| others.iter().any(|other| other.contains(network) || network.contains(other));
             written.extension.networks.retain(|network| !is_anothers(network));
@@ -67,8 +67,8 @@ impl Kernel {
                  ports between these services are protected, too. Join ports into ranges, or set only_named"
             );
         }
-        if self.place.number == 0 && self.place.chain.has_several() {
-            entries = merged(&entries, &protected::widened(self.place.chain.others().iter()));
+        if self.position.number == 0 && self.position.chain.has_several() {
+            entries = merged(&entries, &protected::widened(self.position.chain.others().iter()));
         }
         let entries: Vec<_> = entries.iter().map(|e| (e.prefix.addr(), e.prefix.prefix_len(), e.services)).collect();
         self.verifier.protect(&entries).context("cannot update the table of protected destinations")?;

@@ -47,10 +47,10 @@ struct Entry {
 }
 
 /// A connection's entry among the open connections. Dropping it removes the entry.
-pub struct Place {
+pub struct OpenConnection {
     /// Resolves when the relay has to end the connection.
     pub cut: oneshot::Receiver<()>,
-    pub _place: Registered,
+    pub _registered: Registered,
 }
 
 /// Removes a connection's entry when it is dropped.
@@ -122,7 +122,7 @@ impl Open {
 
     /// Adds a connection of this person. Returns `None` if this person has too many connections, or if all people
     /// together have too many.
-    pub fn take(self: &Arc<Self>, person: &str, key: FlowKey, flow: Flow) -> Option<Place> {
+    pub fn take(self: &Arc<Self>, person: &str, key: FlowKey, flow: Flow) -> Option<OpenConnection> {
         let mut connections = self.connections();
         if connections.all.len() >= CONNECTIONS.0 {
             return None;
@@ -135,7 +135,7 @@ impl Open {
         connections.last += 1;
         let (number, (_end, cut)) = (connections.last, oneshot::channel());
         connections.all.insert(number, Entry { person: person.to_owned(), key, flow, _end });
-        Some(Place { cut, _place: Registered { open: self.clone(), number } })
+        Some(OpenConnection { cut, _registered: Registered { open: self.clone(), number } })
     }
 
     /// Reserves room for a connection of a stranger. Returns `None` if all strangers together have too many
@@ -259,10 +259,10 @@ mod tests {
     #[test]
     fn a_removed_connection_is_told_and_counts_no_more() {
         let open = Arc::new(Open::default());
-        let mut place = open.take("alice", key(), Flow::default()).expect("room");
-        assert!(place.cut.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty));
+        let mut connection = open.take("alice", key(), Flow::default()).expect("room");
+        assert!(connection.cut.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty));
         open.remove(1);
-        assert!(place.cut.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Closed));
+        assert!(connection.cut.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Closed));
         assert!(open.connections().people.is_empty());
     }
 

@@ -69,11 +69,11 @@ impl Shared {
         let mut all = self.everyone().into_iter();
         match name {
             Some(name) => {
-                let one = all.find(|one| one.kernel().place().name() == Some(name));
+                let one = all.find(|one| one.kernel().position().name() == Some(name));
                 one.with_context(|| format!("the verifier has no organisation {name:?} whose programs are loaded"))
             }
             None => {
-                let one = all.find(|one| one.kernel().place().limits().covers(address, protocol, port));
+                let one = all.find(|one| one.kernel().position().limits().covers(address, protocol, port));
                 Ok(one.unwrap_or_else(|| self.clone()))
             }
         }
@@ -139,9 +139,9 @@ impl Shared {
         let health = self.health.borrow().clone();
         let (in_use, _) = self.authority.members().shown();
         let kernel = self.kernel();
-        let (place, limits) = (kernel.place(), kernel.place().limits());
+        let (position, limits) = (kernel.position(), kernel.position().limits());
         view::Organisation {
-            name: place.name().unwrap_or_default().to_owned(),
+            name: position.name().unwrap_or_default().to_owned(),
             verifier: self.verifier.clone(),
             authority: in_use.unwrap_or_else(|| self.url.clone()),
             loaded: true,
@@ -153,7 +153,7 @@ impl Shared {
             networks: limits.networks.iter().flatten().map(ToString::to_string).collect(),
             services: limits.services.clone(),
             protected: kernel.named().len() as u64,
-            refused: place.chain.refused(place.number),
+            refused: position.chain.refused(position.number),
             tables: kernel.tables(),
         }
     }
@@ -161,7 +161,7 @@ impl Shared {
     /// Returns the overview of an organisation whose programs are not loaded.
     fn missing(&self, member: &Member) -> view::Organisation {
         let kernel = self.kernel();
-        let limits = &kernel.place().chain.organisations()[member.number].limits;
+        let limits = &kernel.position().chain.organisations()[member.number].limits;
         let trouble = member.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
         view::Organisation {
             name: member.name.clone(),

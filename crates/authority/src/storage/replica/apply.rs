@@ -2,7 +2,7 @@
 
 use super::capture::{self, Table};
 use super::entry::{Block, Entry, Kind, Value};
-use super::{Place, Unavailable};
+use super::{Position, Unavailable};
 use crate::storage::SCHEMA_VERSION;
 use crate::storage::audit::chain;
 use anyhow::{Context, Result, bail, ensure};
@@ -15,13 +15,13 @@ pub(super) fn entries(
     tables: &[Table],
     entries: &[(u64, Entry)],
     own: &str,
-) -> Result<Place> {
+) -> Result<Position> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     // Another process of this host may have applied some of them.
-    let mut place = Place::read(&transaction)?;
+    let mut position = Position::read(&transaction)?;
     transaction.execute("UPDATE replica SET applying = 1", [])?;
     for (number, entry) in entries {
-        if *number <= place.applied {
+        if *number <= position.applied {
             continue;
         }
         if entry.schema != SCHEMA_VERSION {
@@ -31,12 +31,12 @@ pub(super) fn entries(
                 entry.member, entry.schema
             )));
         }
-        if *number != place.applied + 1 || entry.before != place.last {
+        if *number != position.applied + 1 || entry.before != position.last {
             bail!(Unavailable::now(format!(
                 "entry {number} of the cluster's log does not follow entry {} of this member: etcd contains another \
                  history, perhaps from a backup. docs/cluster.md says how to make a new cluster of the member that has \
                  the most",
-                place.applied
+                position.applied
             )));
         }
         changes(&transaction, tables, &entry.blocks)
@@ -45,15 +45,15 @@ pub(super) fn entries(
             // This member was stopped, or had no answer, after it had appended the entry.
             entry.audit.iter().try_for_each(|row| record_again(&transaction, row))?;
         }
-        place.applied = *number;
-        place.last.clone_from(&entry.id);
+        position.applied = *number;
+        position.last.clone_from(&entry.id);
         if entry.decisive {
-            place.decisive = *number;
+            position.decisive = *number;
         }
     }
-    place.write(&transaction)?;
+    position.write(&transaction)?;
     transaction.commit()?;
-    Ok(place)
+    Ok(position)
 }
 
 /// Adds an audit entry to this member's trails that was lost with the transaction. `row` has the columns of
@@ -196,18 +196,18 @@ impl<'c> Replacement<'c> {
 
     /// Replaces the content of the replicated tables by the snapshot. Does not write rows that have not changed, so
     /// that nothing is announced for them again.
-    pub fn finish(self, place: &Place, cluster: &str, member: &str) -> Result<()> {
+    pub fn finish(self, position: &Position, cluster: &str, member: &str) -> Result<()> {
         let Self { transaction, tables } = self;
         transaction.execute("DELETE FROM replica", [])?;
         transaction.execute(
             "INSERT INTO replica (one, cluster, member, applied, last, decisive, applying) VALUES (1, ?1, ?2, 0, ?3, \
              0, 1)",
-            rusqlite::params![cluster, member, place.last],
+            rusqlite::params![cluster, member, position.last],
         )?;
         for table in &tables {
             replace(&transaction, table).with_context(|| format!("cannot replace the table {}", table.name))?;
         }
-        place.write(&transaction)?;
+        position.write(&transaction)?;
         transaction.commit()?;
         Ok(())
     }

@@ -3,7 +3,7 @@
 
 use super::entry::{self, Block, EntryId, Kind, Value};
 use super::log::{Head, Log, unavailable};
-use super::{Place, Unavailable, apply, capture};
+use super::{Position, Unavailable, apply, capture};
 use crate::login::credentials;
 use crate::storage::{Database, SCHEMA_VERSION};
 use anyhow::{Context, Result, bail, ensure};
@@ -38,8 +38,8 @@ struct Header {
 }
 
 impl Header {
-    fn place(&self) -> Result<Place> {
-        Ok(Place { applied: self.number, last: hex::decode(&self.id)?, decisive: self.decisive })
+    fn position(&self) -> Result<Position> {
+        Ok(Position { applied: self.number, last: hex::decode(&self.id)?, decisive: self.decisive })
     }
 }
 
@@ -102,7 +102,7 @@ impl Fetched {
         for piece in &self.pieces {
             replacement.add(&entry::decode::<Vec<Block>>(piece)?)?;
         }
-        replacement.finish(&self.header.place()?, &log.cluster().to_string(), log.member())
+        replacement.finish(&self.header.position()?, &log.cluster().to_string(), log.member())
     }
 }
 
@@ -163,8 +163,8 @@ pub(super) fn create(log: &Log, connection: &mut Connection, head: &Head) -> Res
         "INSERT INTO replica (one, cluster, member, applied, last, decisive) VALUES (1, ?1, ?2, 0, ?3, 0)",
         rusqlite::params![log.cluster().to_string(), log.member(), head.id],
     )?;
-    let place = Place { applied: head.number, last: head.id.clone(), decisive: 0 };
-    publish(log, &transaction, &place, None)?;
+    let position = Position { applied: head.number, last: head.id.clone(), decisive: 0 };
+    publish(log, &transaction, &position, None)?;
     let key = log.key("head");
     let put = Op::Put { key: key.clone(), value: head.text().into_bytes(), lease: None };
     let begun = log.txn(vec![Compare::CreateRevisionIs(key, 0)], vec![put], Vec::new()).map_err(unavailable)?;
@@ -176,21 +176,21 @@ pub(super) fn create(log: &Log, connection: &mut Connection, head: &Head) -> Res
 pub(super) fn upload(log: &Log, connection: &Connection, every: u64) -> Result<()> {
     // The copy must not change while it is read.
     let unchanged = connection.unchecked_transaction()?;
-    let place = Place::read(&unchanged)?;
+    let position = Position::read(&unchanged)?;
     let before = header(log)?;
-    if before.as_ref().is_some_and(|(header, _)| header.number + every > place.applied) {
+    if before.as_ref().is_some_and(|(header, _)| header.number + every > position.applied) {
         return Ok(());
     }
-    if publish(log, &unchanged, &place, before.map(|(_, found)| found))? {
-        tracing::info!(number = place.applied, "uploaded a snapshot for the cluster");
+    if publish(log, &unchanged, &position, before.map(|(_, found)| found))? {
+        tracing::info!(number = position.applied, "uploaded a snapshot for the cluster");
     }
     Ok(())
 }
 
 /// Uploads the replicated tables, and makes this the current snapshot unless another was published since `before`.
-fn publish(log: &Log, connection: &Connection, place: &Place, before: Option<KeyValue>) -> Result<bool> {
+fn publish(log: &Log, connection: &Connection, position: &Position, before: Option<KeyValue>) -> Result<bool> {
     let random: [u8; 8] = credentials::random()?;
-    let name = format!("{:020}-{}", place.applied, hex::encode(random));
+    let name = format!("{:020}-{}", position.applied, hex::encode(random));
     let mut pieces = 0;
     each_piece(connection, |blocks| {
         let sealed = log.seal(&piece_context(&name, pieces), &entry::encode(&blocks)?)?;
@@ -200,8 +200,9 @@ fn publish(log: &Log, connection: &Connection, place: &Place, before: Option<Key
         pieces += 1;
         Ok(())
     })?;
-    let id = hex::encode(&place.last);
-    let header = Header { number: place.applied, id, decisive: place.decisive, schema: SCHEMA_VERSION, name, pieces };
+    let id = hex::encode(&position.last);
+    let header =
+        Header { number: position.applied, id, decisive: position.decisive, schema: SCHEMA_VERSION, name, pieces };
     let key = log.key("snapshot");
     let compare = match before {
         Some(before) => Compare::ModRevisionIs(key.clone(), before.mod_revision),
@@ -273,7 +274,7 @@ impl Database {
     /// Fails if the database cannot be read.
     pub fn snapshot_is_due(&self) -> Result<bool> {
         let Some(replica) = &self.replica else { return Ok(false) };
-        let applied = Place::read(&self.connection)?.applied;
+        let applied = Position::read(&self.connection)?.applied;
         Ok(is_due(replica.log(), applied, replica.patience()))
     }
 }

@@ -3,7 +3,7 @@
 //! for as long as the longest back-off.
 
 use super::super::Subject;
-use super::memory::{BACKOFF_MAX, FAILURES_MAX, Known, Record, TIMES_MAX};
+use super::memory::{BACKOFF_MAX, FAILURES_MAX, Record, Results, TIMES_MAX};
 use super::{Ladder, Network, Path, Rung, WAIT_MAX};
 use serde::{Deserialize, Serialize};
 use std::borrow::Borrow;
@@ -65,16 +65,16 @@ impl<C> Ladder<C> {
             let until = if record.until > now { clock(record.until).as_secs() } else { 0 };
             Some(KeptRung { works: record.works?, failures: record.failures, times: record.times, until })
         };
-        let path = |(path, known): (&Path, &Known)| KeptPath {
+        let path = |(path, results): (&Path, &Results)| KeptPath {
             user: path.subject.user(),
             network: path.network.0,
             verifier: path.verifier,
             ipv6: path.ipv6,
-            used: clock(known.used).as_secs(),
-            round_trip: known.round_trip.and_then(|time| u32::try_from(time.as_micros()).ok()),
+            used: clock(results.used).as_secs(),
+            round_trip: results.round_trip.and_then(|time| u32::try_from(time.as_micros()).ok()),
             rungs: Rung::ALL
                 .into_iter()
-                .filter_map(|one| Some((one.name().to_owned(), rung(&known.rungs[one as usize])?)))
+                .filter_map(|one| Some((one.name().to_owned(), rung(&results.rungs[one as usize])?)))
                 .collect(),
         };
         latest(self.memory.paths().map(path).collect())
@@ -93,7 +93,7 @@ impl<C> Ladder<C> {
         for path in latest(kept.iter().filter(|path| is_user(path.user)).collect()) {
             let subject = Subject::of_user(path.user);
             let key = Path { subject, network: Network(path.network), verifier: path.verifier, ipv6: path.ipv6 };
-            self.memory.put(key, known(path, now, unix));
+            self.memory.put(key, results(path, now, unix));
         }
     }
 }
@@ -110,7 +110,7 @@ fn latest<P: Borrow<KeptPath>>(mut paths: Vec<P>) -> Vec<P> {
     paths
 }
 
-fn known(path: &KeptPath, now: Duration, unix: Duration) -> Known {
+fn results(path: &KeptPath, now: Duration, unix: Duration) -> Results {
     let left = |until: u64| Duration::from_secs(until).saturating_sub(unix).min(BACKOFF_MAX);
     let record = |rung: &KeptRung| Record {
         failures: rung.failures.min(FAILURES_MAX - 1),
@@ -119,7 +119,7 @@ fn known(path: &KeptPath, now: Duration, unix: Duration) -> Known {
         works: Some(rung.works),
     };
     let age = unix.saturating_sub(Duration::from_secs(path.used));
-    Known {
+    Results {
         rungs: Rung::ALL.map(|rung| path.rungs.get(rung.name()).map(record).unwrap_or_default()),
         round_trip: path.round_trip.map(|time| Duration::from_micros(time.into()).min(WAIT_MAX)),
         unclear: None,

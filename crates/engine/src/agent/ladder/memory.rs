@@ -41,7 +41,7 @@ impl Record {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Known {
+pub struct Results {
     pub rungs: [Record; Rung::ALL.len()],
     pub round_trip: Option<Duration>,
     /// The rung with which the next connection begins, if it is unclear which rung works.
@@ -54,7 +54,7 @@ pub struct Known {
 /// The results for all paths.
 #[derive(Default)]
 pub struct Memory {
-    paths: BTreeMap<Path, Known>,
+    paths: BTreeMap<Path, Results>,
     /// Whether a rung's results have changed since they were last stored.
     pub changed: bool,
 }
@@ -79,18 +79,18 @@ impl Memory {
     }
 
     pub fn note_round_trip(&mut self, now: Duration, path: &Path, time: Duration) {
-        self.known(now, path).round_trip = Some(time);
+        self.results(now, path).round_trip = Some(time);
     }
 
     /// Records that a rung's first packet was answered at the time `at`: the rung is no longer bad.
     pub fn worked(&mut self, now: Duration, path: &Path, rung: Rung, at: Duration) {
         let works = Record { works: Some(true), ..Record::default() };
-        let known = self.known(now, path);
-        let answered = &mut known.answered[rung as usize];
+        let results = self.results(now, path);
+        let answered = &mut results.answered[rung as usize];
         *answered = at.max(*answered);
         // Whether a rung further down works need not be found out now.
-        known.unclear = known.unclear.filter(|unclear| *unclear < rung);
-        let before = std::mem::replace(&mut known.rungs[rung as usize], works);
+        results.unclear = results.unclear.filter(|unclear| *unclear < rung);
+        let before = std::mem::replace(&mut results.rungs[rung as usize], works);
         self.changed |= before != works;
     }
 
@@ -101,8 +101,8 @@ impl Memory {
 
     /// Records that a connection has begun with a rung.
     pub fn began(&mut self, path: &Path, rung: Rung) {
-        if let Some(known) = self.paths.get_mut(path).filter(|known| known.unclear == Some(rung)) {
-            known.unclear = None;
+        if let Some(results) = self.paths.get_mut(path).filter(|results| results.unclear == Some(rung)) {
+            results.unclear = None;
         }
     }
 
@@ -112,12 +112,12 @@ impl Memory {
     /// was sent at the time `sent`. If another packet by `rung` was answered since, nothing is in doubt.
     pub fn doubted(&mut self, now: Duration, path: &Path, (rung, sent): (Rung, Duration), other: Rung) {
         let works = self.record(path, other).works == Some(true);
-        let known = self.known(now, path);
-        if sent <= known.answered[rung as usize] {
+        let results = self.results(now, path);
+        if sent <= results.answered[rung as usize] {
             return;
         }
-        known.unclear = Some(other).filter(|_| !works);
-        let record = &mut known.rungs[rung as usize];
+        results.unclear = Some(other).filter(|_| !works);
+        let record = &mut results.rungs[rung as usize];
         if record.until > now {
             return;
         }
@@ -133,11 +133,11 @@ impl Memory {
     /// Records that a rung's first packet was not answered, although the packet was answered by another rung. It was sent
     /// at the time `sent`. If a packet of another connection was answered since, the rung works by now.
     pub fn failed(&mut self, now: Duration, path: &Path, rung: Rung, sent: Duration) {
-        let known = self.known(now, path);
-        if sent <= known.answered[rung as usize] {
+        let results = self.results(now, path);
+        if sent <= results.answered[rung as usize] {
             return;
         }
-        let record = &mut known.rungs[rung as usize];
+        let record = &mut results.rungs[rung as usize];
         let before = *record;
         record.works = Some(false);
         // A connection that tries a bad rung again does not extend the time.
@@ -153,10 +153,10 @@ impl Memory {
 
     /// Ends the bad state of every rung.
     pub fn forgive(&mut self) {
-        for known in self.paths.values_mut() {
-            known.unclear = None;
+        for results in self.paths.values_mut() {
+            results.unclear = None;
         }
-        for record in self.paths.values_mut().flat_map(|known| &mut known.rungs) {
+        for record in self.paths.values_mut().flat_map(|results| &mut results.rungs) {
             let forgiven = Record { works: record.works, ..Record::default() };
             self.changed |= std::mem::replace(record, forgiven) != forgiven;
         }
@@ -169,13 +169,13 @@ impl Memory {
     }
 
     /// Returns the results for each path.
-    pub fn paths(&self) -> impl Iterator<Item = (&Path, &Known)> {
+    pub fn paths(&self) -> impl Iterator<Item = (&Path, &Results)> {
         self.paths.iter()
     }
 
     /// Sets the results for a path.
-    pub fn put(&mut self, path: Path, known: Known) {
-        self.paths.insert(path, known);
+    pub fn put(&mut self, path: Path, results: Results) {
+        self.paths.insert(path, results);
     }
 
     #[cfg(test)]
@@ -184,21 +184,21 @@ impl Memory {
     }
 
     fn record(&self, path: &Path, rung: Rung) -> Record {
-        self.paths.get(path).map(|known| known.rungs[rung as usize]).unwrap_or_default()
+        self.paths.get(path).map(|results| results.rungs[rung as usize]).unwrap_or_default()
     }
 
-    fn known(&mut self, now: Duration, path: &Path) -> &mut Known {
+    fn results(&mut self, now: Duration, path: &Path) -> &mut Results {
         if !self.paths.contains_key(path) {
             let of_subject = self.paths.iter().filter(|(other, _)| other.subject == path.subject);
-            let oldest = of_subject.clone().min_by_key(|(_, known)| known.used).map(|(other, _)| *other);
+            let oldest = of_subject.clone().min_by_key(|(_, results)| results.used).map(|(other, _)| *other);
             if of_subject.count() >= PATHS_MAX
                 && let Some(oldest) = oldest
             {
                 self.paths.remove(&oldest);
             }
         }
-        let known = self.paths.entry(*path).or_default();
-        known.used = now;
-        known
+        let results = self.paths.entry(*path).or_default();
+        results.used = now;
+        results
     }
 }

@@ -73,7 +73,7 @@ impl Road {
     fn connect(&mut self, on: Path, again: bool) -> Vec<(Rung, u64)> {
         self.connections += 1;
         let (connection, began) = (self.connections, self.now);
-        let Choice { rung, every } = self.ladder.choice(self.now, &on);
+        let FirstRung { rung, every } = self.ladder.first_rung(self.now, &on);
         let rung = if again && every > 0 { Rung::Packet } else { rung };
         self.send(connection, rung);
         self.ladder.watch(self.now, on, rung, connection);
@@ -98,7 +98,7 @@ fn the_next_rung_is_raced_and_remembered() {
     let first = road.connect(path(1, 1), false);
     assert_eq!(first, ALL_TRIED);
     assert_eq!(road.connect(path(1, 1), false), [(Rung::Tunnel, 0)]);
-    assert_eq!(road.ladder.choice(road.now, &path(1, 1)), Choice { rung: Rung::Tunnel, every: TRY_AGAIN });
+    assert_eq!(road.ladder.first_rung(road.now, &path(1, 1)), FirstRung { rung: Rung::Tunnel, every: TRY_AGAIN });
     let [(_, packet), (_, fast_open), _, (_, tunnel)] = road.ladder.states(road.now, &path(1, 1));
     for state in [packet, fast_open] {
         assert!(matches!(state, State::Blocked(left) if left > HOUR / 2), "{state:?}");
@@ -106,7 +106,7 @@ fn the_next_rung_is_raced_and_remembered() {
     assert_eq!(tunnel, State::Works);
     // Another network, another person: nothing is known there.
     for other in [path(1, 2), path(2, 1), Path { ipv6: true, ..path(1, 1) }] {
-        assert_eq!(road.ladder.choice(road.now, &other).rung, Rung::Packet);
+        assert_eq!(road.ladder.first_rung(road.now, &other).rung, Rung::Packet);
         assert_eq!(road.ladder.states(road.now, &other).map(|(_, state)| state), [State::NotTried; 4]);
     }
 }
@@ -126,7 +126,7 @@ fn a_rung_that_works_by_now_is_not_bad_because_of_earlier_packets() {
         road.open = Rung::ALL.to_vec();
         begin(&mut road, 101);
         road.pass(ms(2000));
-        assert_eq!(road.ladder.choice(road.now, &on), Choice { rung: Rung::Packet, every: 0 }, "{open:?}");
+        assert_eq!(road.ladder.first_rung(road.now, &on), FirstRung { rung: Rung::Packet, every: 0 }, "{open:?}");
         assert_eq!(road.ladder.states(road.now, &on)[0].1, State::Works, "{open:?}");
     }
 }
@@ -150,7 +150,7 @@ fn segments_travel_as_datagrams_only_if_that_is_allowed_and_before_the_tunnel_is
     assert_eq!([datagrams, tunnel], [State::Works, State::NotTried]);
     // A setting that is taken back is not used any more.
     road.ladder.allow_tcp_in_udp(false);
-    assert_eq!(road.ladder.choice(road.now, &path(1, 1)).rung, Rung::Tunnel);
+    assert_eq!(road.ladder.first_rung(road.now, &path(1, 1)).rung, Rung::Tunnel);
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn a_rung_that_only_another_one_of_its_side_could_have_answered_is_found_out() {
     let [(_, packet), (_, fast_open), _, (_, tunnel)] = road.ladder.states(road.now, &path(1, 1));
     assert!(matches!(packet, State::Blocked(left) if left > HOUR / 2), "{packet:?}");
     assert_eq!([fast_open, tunnel], [State::Works, State::NotTried]);
-    assert_eq!(road.ladder.choice(road.now, &path(1, 1)), Choice { rung: Rung::FastOpen, every: TRY_AGAIN });
+    assert_eq!(road.ladder.first_rung(road.now, &path(1, 1)), FirstRung { rung: Rung::FastOpen, every: TRY_AGAIN });
     // The box goes.
     road.open = Rung::ALL.to_vec();
     assert_eq!(road.connect(path(1, 1), true), [(Rung::Packet, 0)]);
@@ -239,7 +239,7 @@ fn a_host_that_is_down_makes_no_rung_bad() {
         assert_eq!(road.connect(path(1, 1), false).len(), 5);
         road.pass(ms(10_000));
     }
-    assert_eq!(road.ladder.choice(road.now, &path(1, 1)).rung, Rung::Packet);
+    assert_eq!(road.ladder.first_rung(road.now, &path(1, 1)).rung, Rung::Packet);
     assert_eq!(road.ladder.timeout(), None);
 }
 
@@ -248,7 +248,8 @@ fn the_time_doubles_from_one_hour_to_sixty_four() {
     let mut road = Road::new(&[Rung::Tunnel]);
     for hours in [1, 2, 4, 8, 16, 32, 64, 64] {
         assert_eq!(road.connect(path(1, 1), false).len(), 5, "{hours}");
-        let bad = |road: &Road, after: Duration| road.ladder.choice(road.now + after, &path(1, 1)).rung == Rung::Tunnel;
+        let bad =
+            |road: &Road, after: Duration| road.ladder.first_rung(road.now + after, &path(1, 1)).rung == Rung::Tunnel;
         assert!(bad(&road, HOUR * hours - ms(2000)) && !bad(&road, HOUR * hours), "{hours}");
         // One connection in fifty tries again meanwhile; that extends nothing.
         let again = road.connect(path(1, 1), true);
@@ -266,7 +267,7 @@ fn a_rung_that_works_again_is_used_again() {
     assert_eq!(road.connect(path(1, 1), false), [(Rung::Tunnel, 0)]);
     assert_eq!(road.connect(path(1, 1), true), [(Rung::Packet, 0)]);
     assert_eq!(road.connect(path(1, 1), false), [(Rung::Packet, 0)]);
-    assert_eq!(road.ladder.choice(road.now, &path(1, 1)).every, 0);
+    assert_eq!(road.ladder.first_rung(road.now, &path(1, 1)).every, 0);
 }
 
 #[test]
@@ -283,10 +284,10 @@ fn another_network_clears_what_is_bad() {
     let mut road = Road::new(&[Rung::Tunnel]);
     assert!(road.ladder.moved(Network(1)) && !road.ladder.moved(Network(1)));
     road.connect(path(1, 1), false);
-    assert_eq!(road.ladder.choice(road.now, &path(1, 1)).rung, Rung::Tunnel);
+    assert_eq!(road.ladder.first_rung(road.now, &path(1, 1)).rung, Rung::Tunnel);
     assert!(road.ladder.moved(Network(2)));
     assert!(road.ladder.moved(Network(1)));
-    assert_eq!(road.ladder.choice(road.now, &path(1, 1)).rung, Rung::Packet);
+    assert_eq!(road.ladder.first_rung(road.now, &path(1, 1)).rung, Rung::Packet);
 }
 
 #[test]
@@ -297,7 +298,7 @@ fn one_lost_packet_makes_no_rung_bad() {
     road.ladder.watch(road.now, path(1, 1), Rung::Packet, 1);
     road.open = Rung::ALL.to_vec();
     road.pass(ms(2000));
-    assert_eq!(road.ladder.choice(road.now, &path(1, 1)).rung, Rung::FastOpen, "it may have been answered");
+    assert_eq!(road.ladder.first_rung(road.now, &path(1, 1)).rung, Rung::FastOpen, "it may have been answered");
     assert_eq!(road.connect(path(1, 1), false), [(Rung::FastOpen, 0)]);
     for _ in 0..3 {
         assert_eq!(road.connect(path(1, 1), false), [(Rung::Packet, 0)]);
@@ -315,7 +316,7 @@ fn nobody_fills_anothers_memory() {
         road.now += ms(1);
     }
     assert_eq!(road.ladder.memory.len(), PATHS_MAX + 1);
-    assert_eq!(road.ladder.choice(road.now, &path(1, 1)).rung, Rung::Tunnel);
+    assert_eq!(road.ladder.first_rung(road.now, &path(1, 1)).rung, Rung::Tunnel);
     for connection in 0..1000 {
         road.ladder.watch(road.now, path(2, 1), Rung::Packet, connection);
     }
@@ -365,7 +366,7 @@ fn what_was_learned_outlives_the_process() {
     // A later process, in another network.
     let mut moved = restarted(&mut next, &[Rung::Tunnel], Duration::ZERO);
     assert!(moved.ladder.moved(Network(2)));
-    assert_eq!(moved.ladder.choice(moved.now, &path(1, 1)).rung, Rung::Packet);
+    assert_eq!(moved.ladder.first_rung(moved.now, &path(1, 1)).rung, Rung::Packet);
 }
 
 #[test]
@@ -378,7 +379,7 @@ fn a_clock_that_jumped_extends_no_time_beyond_the_longest() {
         let mut next = Road::new(&[Rung::Tunnel]);
         next.ladder.take_over((next.now, unix - HOUR * 8766 * years), Network(0), &kept, |_| true);
         let far = next.now + HOUR * 64;
-        assert_eq!(next.ladder.choice(far, &path(1, 0)).rung, Rung::Packet);
+        assert_eq!(next.ladder.first_rung(far, &path(1, 0)).rung, Rung::Packet);
     }
 }
 
@@ -402,14 +403,14 @@ fn damaged_memory_stays_in_its_bounds() {
     road.ladder.take_over((road.now, HOUR), Network(0), &kept, |user| user == 1);
     assert_eq!(road.ladder.memory.len(), KEPT_MAX, "of one user; the other one is gone");
     let on = Path { verifier: verifier(7), ..path(1, 0) };
-    assert_eq!(road.ladder.choice(road.now, &on).rung, Rung::FastOpen);
+    assert_eq!(road.ladder.first_rung(road.now, &on).rung, Rung::FastOpen);
     road.now += HOUR * 64;
-    assert_eq!(road.ladder.choice(road.now, &on).rung, Rung::Packet);
+    assert_eq!(road.ladder.first_rung(road.now, &on).rung, Rung::Packet);
     road.connect(on, false);
     road.pass(ms(10_000));
-    assert_eq!(road.ladder.choice(road.now, &on).rung, Rung::Tunnel);
+    assert_eq!(road.ladder.first_rung(road.now, &on).rung, Rung::Tunnel);
     road.now += HOUR * 64;
-    assert_eq!(road.ladder.choice(road.now, &on).rung, Rung::Packet, "it doubles no further");
+    assert_eq!(road.ladder.first_rung(road.now, &on).rung, Rung::Packet, "it doubles no further");
 }
 
 #[test]
@@ -419,13 +420,13 @@ fn a_bad_rung_that_may_have_been_answered_is_tried_alone() {
     for _ in 0..3 {
         road.connect(on, false);
     }
-    assert_eq!(road.ladder.choice(road.now, &on).rung, Rung::FastOpen);
+    assert_eq!(road.ladder.first_rung(road.now, &on).rung, Rung::FastOpen);
     // From now on, the box drops SYNs with the option, and passes those without it.
     road.open = [Rung::Packet].into_iter().collect();
     assert!(road.connect(on, false).len() > 1);
-    assert_eq!(road.ladder.choice(road.now, &on).rung, Rung::Packet);
+    assert_eq!(road.ladder.first_rung(road.now, &on).rung, Rung::Packet);
     assert_eq!(road.connect(on, false), [(Rung::Packet, 0)]);
-    assert_eq!(road.ladder.choice(road.now, &on), Choice { rung: Rung::Packet, every: 0 });
+    assert_eq!(road.ladder.first_rung(road.now, &on), FirstRung { rung: Rung::Packet, every: 0 });
 }
 
 /// An event in a random life.
@@ -460,7 +461,7 @@ proptest! {
             match event {
                 Event::Connect { user, again } => {
                     let on = path(user, network);
-                    let before = road.ladder.choice(road.now, &on);
+                    let before = road.ladder.first_rung(road.now, &on);
                     let sent = road.connect(on, again);
                     prop_assert!(sent.len() <= 5 && sent[0].1 == 0, "{sent:?}");
                     let is_open = |rung| road.open.contains(&rung);
@@ -492,8 +493,8 @@ proptest! {
                     if road.ladder.moved(Network(to)) {
                         silent.clear();
                         for user in 1..3 {
-                            let choice = road.ladder.choice(road.now, &path(user, to));
-                            prop_assert_eq!(choice, Choice { rung: Rung::Packet, every: 0 });
+                            let first = road.ladder.first_rung(road.now, &path(user, to));
+                            prop_assert_eq!(first, FirstRung { rung: Rung::Packet, every: 0 });
                         }
                     }
                     network = to;

@@ -1,7 +1,7 @@
 //! Destinations in classes. Two destinations are in the same class if they belong to the same receivers in both
 //! policies, by their addresses and by their services.
 
-use super::Place;
+use super::DestinationSet;
 use crate::policy::explain::service_words;
 use crate::policy::{Policy, Receiver};
 use ipnet::IpNet;
@@ -72,7 +72,7 @@ impl<'p> Places<'p> {
         })
     }
 
-    pub(super) fn named(&self, spans: &Spans) -> Vec<Place> {
+    pub(super) fn named(&self, spans: &Spans) -> Vec<DestinationSet> {
         let mut places: Vec<_> = spans
             .0
             .iter()
@@ -83,7 +83,7 @@ impl<'p> Places<'p> {
                 };
                 let receivers: BTreeSet<_> =
                     class.receivers.iter().filter(served).map(|receiver| receiver.name.clone()).collect();
-                Place {
+                DestinationSet {
                     receivers: receivers.into_iter().collect(),
                     prefixes: class.ranges.iter().flat_map(|range| subnets(*range)).collect(),
                     services: spans.iter().flat_map(|span| service_words(*span)).collect(),

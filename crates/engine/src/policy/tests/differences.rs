@@ -1,7 +1,7 @@
 //! `diff` reports the same differences between random policies as decisions of both policies show.
 
 use super::reference::{Chance, Question, World, address};
-use crate::policy::diff::{Change, Kind, Place, compare};
+use crate::policy::diff::{Change, DestinationSet, Kind, compare};
 use crate::policy::*;
 use std::net::IpAddr;
 use wire::Destination;
@@ -18,7 +18,7 @@ struct Told<'c> {
 impl<'c> Told<'c> {
     fn new(change: &'c Change) -> Self {
         let prefix = |text: &String| text.parse().unwrap_or_else(|_| IpNet::from(text.parse::<IpAddr>().unwrap()));
-        let place = |place: &Place| {
+        let place = |place: &DestinationSet| {
             (place.prefixes.iter().map(prefix).collect(), place.services.iter().map(|word| span(word)).collect())
         };
         Self { change, places: change.to.iter().map(place).collect() }

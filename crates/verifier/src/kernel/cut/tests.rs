@@ -1,6 +1,6 @@
 use super::*;
 use crate::drops::Ring;
-use crate::kernel::Place;
+use crate::kernel::ChainPosition;
 use crate::organisations::{Chain, DEFAULT, Limits, Organisation};
 use crate::settings::Flags;
 use datapath::Pins;
@@ -44,8 +44,8 @@ fn kernel() -> (Kernel, Room) {
     let (unknown, _) = tokio::sync::mpsc::channel(1);
     let drops = Arc::new(Mutex::new(Ring::default()));
     let alone = Organisation { name: DEFAULT.into(), limits: Limits::default() };
-    let place = Place { chain: Arc::new(Chain::new(vec![alone])), number: 0 };
-    (Kernel::load(place, pins, settings, 7, &config, drops, unknown).expect("the programs load"), room)
+    let position = ChainPosition { chain: Arc::new(Chain::new(vec![alone])), number: 0 };
+    (Kernel::load(position, pins, settings, 7, &config, drops, unknown).expect("the programs load"), room)
 }
 
 fn key(port: u16) -> FlowKey {

@@ -15,7 +15,7 @@ const PATIENCE: Millis = 10_000;
 
 /// The waiting frames, by tunnel. No queue is empty.
 #[derive(Default)]
-pub(crate) struct Held(HashMap<Key, Queue>);
+pub(crate) struct WaitingFrames(HashMap<Key, Queue>);
 
 #[derive(Default)]
 struct Queue {
@@ -30,7 +30,7 @@ struct Frame {
     since: Millis,
 }
 
-impl Held {
+impl WaitingFrames {
     /// Appends a frame with its virtio header; `length` is the length of the longest packet in it. Returns `false` if
     /// there is no room.
     pub fn push(&mut self, key: Key, bytes: Vec<u8>, length: usize, now: Millis) -> bool {
