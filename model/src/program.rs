@@ -135,6 +135,10 @@ impl Program {
     }
 
     /// Returns the id of the table that has this name in the C code.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the C code has no table with this name.
     pub fn table(&self, name: &str, shape: Shape) -> Result<TableId> {
         let address = symbol(self.library, name)?;
         Ok(self.note(address, shape))

@@ -3,6 +3,22 @@
 //! This crate only does IO. The state machine `engine::agent` decides which packets carry which tokens. The daemon
 //! passes queued packets, authorities' answers and commands to the state machine, and carries out the state machine's
 //! outputs. People's commands are calls to the daemon (see [`reach::protocol`]).
+//!
+//! ```no_run
+//! use clap::Parser;
+//!
+//! #[derive(Parser)]
+//! struct Arguments {
+//!     #[command(subcommand)]
+//!     command: agent::cli::AgentCommand,
+//! }
+//!
+//! # async fn start() -> anyhow::Result<()> {
+//! // This is what `vouchsafe agent run` does. It needs root.
+//! let arguments = Arguments::parse_from(["vouchsafe agent", "run"]);
+//! let code = agent::cli::run(arguments.command).await?;
+//! # Ok(()) }
+//! ```
 
 pub mod cli;
 mod control;

@@ -6,6 +6,17 @@
 //!
 //! These types contain no logic. `client` and `authority` convert them from and to the types of `engine`, which makes
 //! the decisions.
+//!
+//! ```
+//! use api::GrantRequest;
+//!
+//! let request: GrantRequest = serde_json::from_str(r#"{"address": "203.0.113.10", "protocol": 6, "port": 22}"#)?;
+//! assert_eq!(request.port, 22);
+//! // The authority refuses unknown fields of a request. If it ignored a misspelt field, it would ignore a wish.
+//! let misspelt = r#"{"address": "203.0.113.10", "protocol": 6, "port": 22, "consent": true}"#;
+//! assert!(serde_json::from_str::<GrantRequest>(misspelt).is_err());
+//! # Ok::<(), serde_json::Error>(())
+//! ```
 #![forbid(unsafe_code)]
 
 mod access;

@@ -3,6 +3,18 @@
 //! This crate does the I/O; `engine::policy` decides requests and `engine::issuing` constructs grants. All state is in
 //! one [`Directory`]. Commands write the database in this directory and then notify the server over the control socket
 //! there.
+//!
+//! ```no_run
+//! use authority::{Directory, Server};
+//!
+//! # async fn start() -> anyhow::Result<()> {
+//! // `vouchsafe authority init` has made the directory.
+//! let mut server = Server::start(Directory::at("/var/lib/vouchsafe/authority"), None).await?;
+//! println!("listening at {}", server.address());
+//! let error = server.failed().await;
+//! server.stop().await;
+//! # Err(error) }
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod admin;

@@ -3,6 +3,23 @@
 //! so a call costs one round trip if another call was made just before. The client makes no decisions about access and
 //! stores nothing. If the authority is in a cluster, the client sends each call to an authority of the cluster that
 //! answers.
+//!
+//! ```no_run
+//! use client::Authority;
+//!
+//! # async fn run(password: String) -> Result<(), Box<dyn std::error::Error>> {
+//! let ca = std::fs::read("ca.pem")?;
+//! let authority = Authority::new("https://authority.example.org:8443", Some(&ca))?;
+//! let login = api::Login { person: "alice".into(), password, totp: None, device: "laptop".into() };
+//! let session = authority.login(&login).await?;
+//!
+//! let authority = authority.with_token(&session.token);
+//! for receiver in authority.destinations().await?.destinations {
+//!     println!("{} at {}", receiver.name, receiver.prefix);
+//! }
+//! let event = authority.events().next().await?;
+//! # Ok(()) }
+//! ```
 #![forbid(unsafe_code)]
 
 mod asking;
@@ -12,6 +29,7 @@ mod call;
 mod choice;
 mod cluster;
 pub mod convert;
+mod error;
 mod events;
 mod owner;
 mod sending;
@@ -20,13 +38,14 @@ mod tls;
 pub use asking::{Asker, Way};
 pub use bounds::Bounds;
 pub use cluster::Members;
+pub use error::Error;
 pub use events::EventStream;
 
 use api::{
     AccessAsked, AccessList, AccessRequest, Acknowledgement, AnswerRequest, Authorities, BrowserLogin,
     BrowserLoginStarted, Challenge, Complaint, Confirm, Destinations, DeviceLogin, DeviceLoginStarted, EndpointPlaces,
     Enrolled, Enrolment, EpochKeys, ExplainRequest, FinishLogin, FlowsToCut, Grant, GrantOwner, GrantRequest, Line,
-    LiveFlows, LoggedOut, Login, LoginMethods, LoginOutcome, PathSegment, PersonExplanation, Problem, Report, Reported,
+    LiveFlows, LoggedOut, Login, LoginMethods, LoginOutcome, PathSegment, PersonExplanation, Report, Reported,
     RevokedGrant, SegmentRequest, ServiceLogin, Session, Standing, VerifierConfig,
 };
 use bounds::Gate;
@@ -52,40 +71,6 @@ const PING: Duration = Duration::from_secs(10);
 const PING_IN_CLUSTER: Duration = Duration::from_secs(3);
 /// Maximum length of an answer, in bytes.
 const MOST_ANSWER: usize = 16 * 1024 * 1024;
-
-/// Reason why a call failed.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The policy denies the request.
-    #[error("{}", .0.title)]
-    Denied(Problem),
-    /// There is no bearer token, or it has expired: log in or enrol again.
-    #[error("not logged in, or the session has ended: log in again")]
-    NotLoggedIn,
-    /// The authority refused the call for another reason, such as `wrong_password` or `too_many`.
-    #[error("{}", .0.title)]
-    Refused(Problem),
-    /// No answer arrived: no connection was made, the authority's certificate is not trusted, or the time limit was
-    /// exceeded.
-    #[error("cannot reach the authority: {0}")]
-    Unreachable(String),
-    /// The answer does not match the request.
-    #[error("the authority's answer is malformed: {0}")]
-    Unusable(&'static str),
-    /// Another failure, such as an answer that can't be parsed.
-    #[error("{0}")]
-    Other(String),
-}
-
-impl From<reqwest::Error> for Error {
-    fn from(error: reqwest::Error) -> Self {
-        if error.is_decode() || error.is_builder() {
-            Self::Other(chain(&error))
-        } else {
-            Self::Unreachable(chain(&error))
-        }
-    }
-}
 
 /// A client of one authority, or of the authorities of a cluster. Clones share their connections, and the list of the
 /// cluster's authorities.
@@ -576,24 +561,4 @@ impl Authority {
         let (_, _, body) = self.cluster.call(call).await?;
         parse(&body)
     }
-}
-
-/// Formats an error with its causes; the last one is the most useful (`connection refused`, `invalid peer
-/// certificate`).
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    with_way_out(text)
-}
-
-/// Appends advice if the system does not know the authority's CA.
-fn with_way_out(mut text: String) -> String {
-    if ["UnknownIssuer", "BadSignature"].iter().any(|fault| text.contains(fault)) {
-        text.push_str("; name the authority's ca.pem with `--ca`");
-    }
-    text
 }

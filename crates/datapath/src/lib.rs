@@ -2,6 +2,25 @@
 //!
 //! This is the only crate that uses BPF, and it makes no decisions. The crates of the roles determine the entries of
 //! the maps. The crate `engine` decides about packets from these entries, and reads them through [`kernel_tables`].
+//!
+//! This function loads the verifier's program and attaches it to all interfaces. It needs root:
+//!
+//! ```no_run
+//! use datapath::hook::Choice;
+//! use datapath::interface::Interface;
+//! use datapath::verifier::{Sizes, Verifier};
+//! use wire::map::VerifierConfig;
+//!
+//! fn protect(config: VerifierConfig) -> anyhow::Result<Verifier> {
+//!     let mut verifier = Verifier::load_for(Choice::Auto, config, Sizes::default(), None)?;
+//!     for interface in Interface::all()? {
+//!         let mode = verifier.attach(&interface)?;
+//!         println!("{}: {} ({mode:?})", interface.name, verifier.reason(&interface.name));
+//!     }
+//!     // Dropping the value detaches the program.
+//!     Ok(verifier)
+//! }
+//! ```
 
 pub mod agent;
 mod attachments;

@@ -48,7 +48,8 @@ impl Opened {
     pub(crate) fn resize(&mut self, name: &str, entries: u32) -> Result<()> {
         let mut map = self.object.maps_mut().find(|map| map.name() == name);
         let map = map.as_mut().with_context(|| format!("the embedded program has no map {name}"))?;
-        map.set_max_entries(entries).with_context(|| format!("cannot size map {name}"))
+        map.set_max_entries(entries)
+            .with_context(|| format!("cannot set the size of the map {name} to {entries} entries"))
     }
 
     /// Uses the pinned maps with these names, or pins new maps. After the programs are loaded, a pinned hash map of

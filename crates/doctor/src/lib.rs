@@ -1,5 +1,13 @@
 //! `vouchsafe doctor`: checks whether this kernel and its interfaces can run verifiers and agents, and suggests
 //! remedies. The checks test features, and leave no program behind.
+//!
+//! ```no_run
+//! // No names: all interfaces.
+//! for check in doctor::checks(&[])? {
+//!     println!("{}: {}", check.check, check.found);
+//! }
+//! # anyhow::Ok(())
+//! ```
 
 mod check;
 mod clock;

@@ -70,7 +70,9 @@ pub fn read(file: &Path, mut each: impl FnMut(Frame) -> Result<()>) -> Result<()
             Err(PcapError::Incomplete(_)) => {
                 ensure!(reader.refill().is_ok(), "cannot read {name} after packet {number}");
             }
-            Err(PcapError::UnexpectedEof) => bail!("{name} is cut short after packet {number}"),
+            Err(PcapError::UnexpectedEof) => {
+                bail!("{name} is cut short after packet {number}: only the packets up to this one were read")
+            }
             Err(_) => bail!("{name} is malformed after packet {number}"),
         }
     }

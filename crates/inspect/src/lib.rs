@@ -1,6 +1,21 @@
 //! `vouchsafe inspect`: explains the contents of a packet capture that belong to Vouchsafe, packet by packet. Only a
 //! verifier can check whether a token's tag is valid. Records of sealed tunnels are opened with keys that an agent
 //! exported for debugging.
+//!
+//! The module [`capture`] reads the packets for this command and for `vouchsafe verifier explain`:
+//!
+//! ```no_run
+//! use inspect::capture;
+//! use std::path::Path;
+//! use wire::packet::Packet;
+//!
+//! capture::read(Path::new("first.pcap"), |frame| {
+//!     let packet = Packet::parse(&frame.bytes);
+//!     println!("{}: {:?} sends {} bytes to {:?}", frame.number, packet.source, frame.length, packet.destination);
+//!     Ok(())
+//! })?;
+//! # anyhow::Ok(())
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod capture;

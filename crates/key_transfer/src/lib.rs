@@ -1,5 +1,21 @@
 //! `vouchsafe transfer`: sends client keys in band (wire.md §5.4) for the authority on this host. This process has the
 //! kernel programs and the privileges that they require; the authority has the keys, and passes them one at a time.
+//!
+//! ```no_run
+//! use clap::Parser;
+//!
+//! #[derive(Parser)]
+//! struct Command {
+//!     #[command(flatten)]
+//!     arguments: key_transfer::Arguments,
+//! }
+//!
+//! # async fn start() -> anyhow::Result<()> {
+//! // This is what `vouchsafe transfer --interface eth0` does. It needs root.
+//! let command = Command::parse_from(["vouchsafe transfer", "--interface", "eth0"]);
+//! key_transfer::run(command.arguments).await?;
+//! # Ok(()) }
+//! ```
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result, bail};

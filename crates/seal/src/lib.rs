@@ -8,6 +8,29 @@
 //! - [`Compressor`], [`Joiner`] and [`Decompressor`] compress blocks, reassemble their parts, and decompress them.
 //! - [`Effort`] chooses the compression that a thread has time for.
 //! - [`ExchangeSecret`] is the secret of one end in a key exchange.
+//!
+//! One end of a tunnel seals a packet, and the other end opens it:
+//!
+//! ```
+//! use seal::{Batch, Keys};
+//! use wire::seal::{Content, Counter, Direction, Index, PhaseSecret, RecordHeader, Suite, Treatment};
+//!
+//! // Both ends have this secret after the handshake.
+//! let secret = PhaseSecret::new([7; 32]);
+//! let header = RecordHeader {
+//!     content: Content::Packet { treatment: Treatment::Encrypt, partial: false },
+//!     suite: Suite::Aes128Gcm,
+//!     index: Index::new(1).expect("not 0"),
+//!     counter: Counter::new(0, 0).expect("a lane and a number in range"),
+//! };
+//! let mut batch = Batch::default();
+//! batch.seal(&Keys::new(secret.clone(), Direction::FromInitiator), &header, &[b"a packet"]).expect("sealed");
+//! let mut record = batch.runs().next().expect("one record").bytes.to_vec();
+//!
+//! let received = RecordHeader::of(&record).expect("a record");
+//! let keys = Keys::new(secret, Direction::FromInitiator);
+//! assert_eq!(keys.open(&received, &mut record).as_deref(), Some(&b"a packet"[..]));
+//! ```
 #![forbid(unsafe_code)]
 
 mod batch;

@@ -1,5 +1,20 @@
 //! The commands for people: about their session ([`commands`]), and for reaching protected destinations without an
 //! agent ([`connect`], [`run`], [`proxy`]).
+//!
+//! ```no_run
+//! use clap::Parser;
+//!
+//! #[derive(Parser)]
+//! struct Arguments {
+//!     #[command(subcommand)]
+//!     command: user::ReachCommand,
+//! }
+//!
+//! // This is what `vouchsafe connect git.example.org 22` does.
+//! let arguments = Arguments::parse_from(["vouchsafe", "connect", "git.example.org", "22"]);
+//! let code = user::reach(arguments.command)?;
+//! # anyhow::Ok(())
+//! ```
 
 pub mod at;
 pub mod commands;

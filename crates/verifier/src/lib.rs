@@ -3,6 +3,22 @@
 //! This crate does the IO. Its modules `plan` and `adoption` do none: `plan` decides what to write into which table,
 //! and `adoption` decides which connections to adopt. The kernel programs decide whether a packet passes. They keep
 //! running when this process ends. `engine::verifier` explains their decisions.
+//!
+//! ```no_run
+//! use clap::Parser;
+//!
+//! #[derive(Parser)]
+//! struct Arguments {
+//!     #[command(subcommand)]
+//!     command: verifier::cli::VerifierCommand,
+//! }
+//!
+//! # async fn start() -> anyhow::Result<()> {
+//! // This is what `vouchsafe verifier run` does. It needs root.
+//! let arguments = Arguments::parse_from(["vouchsafe verifier", "run"]);
+//! let code = verifier::cli::run(arguments.command).await?;
+//! # Ok(()) }
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod addresses;

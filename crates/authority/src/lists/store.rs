@@ -63,7 +63,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Number of rows that one transaction deletes or merges.
 const PIECE: usize = 256;
 
-/// The file of lists.
+/// The file that contains the entries of all lists.
 pub struct Store {
     pub(super) connection: Connection,
 }

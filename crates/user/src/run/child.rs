@@ -92,7 +92,7 @@ fn hand_over(listener: RawFd, to_parent: &mut PipeWriter, go_on: &mut PipeReader
 
 fn take(numbers: &mut PipeReader, mut acknowledge: PipeWriter) -> Result<OwnedFd> {
     let mut message = [0; 8];
-    numbers.read_exact(&mut message).context("the command was not started")?;
+    numbers.read_exact(&mut message).context("the new process ended before it started the command")?;
     let [pid, descriptor] =
         [0, 4].map(|at| i32::from_ne_bytes([message[at], message[at + 1], message[at + 2], message[at + 3]]));
     let process = pidfd(pid, 0).context("cannot watch the command: pidfd_open(2) needs Linux 5.3")?;

@@ -23,7 +23,7 @@ pub struct Question {
     pub arguments: [u64; 6],
 }
 
-/// The answer to a question.
+/// The supervisor's answer to a question about a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// The kernel carries out the call.

@@ -50,7 +50,8 @@ impl FlowKey {
         Self { tunnel: tunnel as u8, ..self }
     }
 
-    /// Returns the key of the TCP flow between the same two ends whose segments travel as UDP datagrams (wire.md §4.8).
+    /// Returns the key of the TCP flow that has the same two ends, but whose segments travel as UDP datagrams (wire.md
+    /// §4.8).
     pub const fn in_datagrams(self) -> Self {
         Self { tunnel: 2, protocol: TCP, ..self }
     }
