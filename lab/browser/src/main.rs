@@ -1,5 +1,4 @@
-//! Takes pictures of the console's pages: in a wide window with light colours, and in a phone's width with dark
-//! colours.
+//! Takes pictures of the console's pages: in a wide window and in a phone's width, each in light and in dark colours.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,8 +14,15 @@ use clap::Parser;
 /// Size limit of a picture in bytes, because pictures are committed to the repository.
 const LARGEST: usize = 100_000;
 
-/// The appearances that are pictured, with the endings of their files' names.
-const LOOKS: [(Look, &str); 2] = [(Look::ALL[0], ""), (Look::ALL[3], "-phone")];
+/// Returns the ending of the file names of pictures with this appearance.
+const fn ending(look: Look) -> &'static str {
+    match (look.phone, look.dark) {
+        (false, false) => "",
+        (false, true) => "-dark",
+        (true, false) => "-phone",
+        (true, true) => "-phone-dark",
+    }
+}
 
 /// Take pictures of the console's pages; needs root
 #[derive(Parser)]
@@ -43,28 +49,29 @@ fn take(args: &Args) -> Result<()> {
     for who in [Who::Anybody, Who::Person, Who::Administrator] {
         scene.become_one(&browser, who)?;
         for page in PAGES.iter().filter(|page| page.who == who) {
-            for (look, ending) in LOOKS {
+            for look in Look::ALL {
                 look.of(&browser)?;
                 scene.open(&browser, page)?;
-                keep(&args.folder.join(format!("{}{ending}.png", page.name)), look, &browser)?;
+                keep(&args.folder, page.name, look, &browser)?;
             }
         }
     }
     // This page follows a login at the identity provider, so that it has no address of its own.
     scene.become_one(&browser, Who::Anybody)?;
     let _login = question(&scene, &browser)?;
-    for (look, ending) in LOOKS {
+    for look in Look::ALL {
         look.of(&browser)?;
-        keep(&args.folder.join(format!("approval{ending}.png")), look, &browser)?;
+        keep(&args.folder, "approval", look, &browser)?;
     }
     Ok(())
 }
 
-/// Takes a picture of the open page and writes it to a file.
-fn keep(file: &Path, look: Look, browser: &Browser<'_>) -> Result<()> {
+/// Takes a picture of the open page, whose name is `page`, and writes it to a file.
+fn keep(folder: &Path, page: &str, look: Look, browser: &Browser<'_>) -> Result<()> {
+    let file = folder.join(format!("{page}{}.png", ending(look)));
     let picture = packed(&look.picture(browser)?)?;
     ensure!(picture.len() <= LARGEST, "{} would have {} bytes", file.display(), picture.len());
-    fs::write(file, picture).with_context(|| file.display().to_string())?;
+    fs::write(&file, picture).with_context(|| file.display().to_string())?;
     println!("{}", file.display());
     Ok(())
 }
@@ -95,6 +102,8 @@ fn packed(picture: &[u8]) -> Result<Vec<u8>> {
     let mut encoder = png::Encoder::new(&mut bytes, frame.width, frame.height);
     encoder.set_depth(png::BitDepth::Eight);
     encoder.set_compression(png::Compression::High);
+    // Neighbouring numbers of the palette say nothing about each other, so filters, which subtract them, do harm.
+    encoder.set_filter(png::Filter::NoFilter);
     encoder.set_color(png::ColorType::Indexed);
     encoder.set_palette(palette.concat());
     encoder.write_header()?.write_image_data(&data)?;
