@@ -23,6 +23,10 @@ pub struct Line {
     /// if the authority is too old to know such requests.
     #[serde(default)]
     pub answers: bool,
+    /// Whether a request for a segment on the line may name a path (wire.md §8.16). Missing if the authority is too old
+    /// to know such requests.
+    #[serde(default)]
+    pub paths: bool,
     /// The latest time at which the line ends: the end of the session, in Unix seconds.
     pub expires: u64,
     /// The current time by the authority's clock, in Unix seconds.

@@ -102,6 +102,10 @@ pub struct PathSegment {
     /// receiver's (wire.md §8.15.1). Empty unless the query asked for it and the authority issued one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub answers: String,
+    /// Number of other paths that the segment could take (wire.md §8.16).
+    #[cfg_attr(feature = "schema", schema(maximum = 3))]
+    #[serde(default)]
+    pub others: u8,
     /// The current time by the authority's clock, in Unix seconds.
     pub now: u64,
 }

@@ -292,6 +292,7 @@ async fn lines(directory: &Directory, address: SocketAddr, tokens: &[String]) ->
             port: 443,
             sender_port: 0,
             answers: false,
+            path: None,
         };
         let key = hex::decode(line.key).expect("hex").try_into().expect("32 bytes");
         let segment = question.encode().expect("it can be asked");

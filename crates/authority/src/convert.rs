@@ -1,7 +1,7 @@
 //! Conversions between the messages of the API and the types of `engine`, which makes the decisions.
 
 use engine::issuing::grant::Issued;
-use engine::model::{Given, Grant, Receiver, Sealing, Secret, Service};
+use engine::model::{self, Given, Grant, Receiver, Sealing, Secret, Service};
 use engine::policy::{Explanation, Permit};
 use wire::{DropReason, Ends, SegmentFlags, Vni};
 
@@ -84,9 +84,8 @@ pub fn explanation(explanation: Explanation) -> api::Explanation {
     api::Explanation { allowed, receiver, rule, text }
 }
 
-/// Returns an issued segment in the form in which the client receives it. `answers` is the segment for the answers, in
-/// the form in which it is passed on; empty if there is none.
-pub fn segment(given: &Given, answers: &[u8], now: u64) -> api::PathSegment {
+/// Returns an issued segment in the form in which the client receives it.
+pub fn segment(model::Issued { given, answers, others }: &model::Issued, now: u64) -> api::PathSegment {
     api::PathSegment {
         vni: given.vni.number(),
         receiving: given.ends.receiving,
@@ -95,6 +94,7 @@ pub fn segment(given: &Given, answers: &[u8], now: u64) -> api::PathSegment {
         option: hex::encode(given.option()),
         hops: given.hops.clone(),
         answers: hex::encode(answers),
+        others: *others,
         now,
     }
 }

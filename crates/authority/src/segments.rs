@@ -30,7 +30,7 @@ use anyhow::{Context, Result};
 use api::{AnswerRequest, Behind, EndpointPlace, EndpointPlaces, PathSegment, ProofKeys, SegmentRequest, Withdrawal};
 use book::{Book, Entry, Withdrawn};
 use engine::issuing::segment::{Give, GiveError, Giver};
-use engine::model::Given;
+use engine::model::{Given, Issued};
 use engine::policy::networks::{Located, MOST_TEXT, Networks, Path};
 use engine::policy::{Compiled, Decision, Explanation, Permit, Policy, Request, Subject, place};
 use keys::Keys;
@@ -38,7 +38,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use wire::ask::Question;
+use wire::ask::{PATH_MAX, Question};
 use wire::{Destination, Epoch, ProofKey, SegmentFlags, Vni};
 
 impl Directory {
@@ -176,7 +176,7 @@ impl SegmentIssuer {
     }
 
     /// Issues the requested segment, and records it or its denial in the audit trail. If `with_answers` is true, also
-    /// issues the segment for the answers if possible.
+    /// issues the segment for the answers if possible. `path` is the number of the path that the segment has to take.
     ///
     /// # Errors
     /// Fails if the session has ended, the policy or `networks.toml` does not allow the segment, there is no room to
@@ -187,6 +187,7 @@ impl SegmentIssuer {
         session: &Arc<Session>,
         request: &SegmentRequest,
         with_answers: bool,
+        path: u8,
         source: IpAddr,
     ) -> Result<PathSegment, Problem> {
         let now = now();
@@ -200,6 +201,7 @@ impl SegmentIssuer {
             port: to.port,
             sender_port: *sender_port,
             answers: with_answers,
+            path: Some(path),
         };
         let event = |name| AuditEvent::new(name).person(&session.person).device(&session.device).source(source);
         let given = {
@@ -209,19 +211,20 @@ impl SegmentIssuer {
             let session = &self.sessions.get(&token).ok_or(Problem::NotLoggedIn)?;
             let (networks, requester) = (self.networks(), Requester { token, session, now });
             self.give(&policy, &networks, requester, &question).and_then(|(given, permit)| {
-                let answers =
-                    with_answers.then(|| self.answers_to(&policy, &networks, requester, &given, usize::MAX)).flatten();
+                let answers = || self.answers_to(&policy, &networks, requester, &given, path, usize::MAX);
+                let answers = with_answers.then(answers).flatten();
                 self.sessions.get(&token).filter(|now| now.allows_as(session)).ok_or(Refusal::NotLoggedIn)?;
                 let with = if answers.is_some() { WITH_ANSWERS } else { "" };
                 let detail = format!("network {network}: {sender} to {}{with}", place(&to_of(&question)));
                 let event = event("segment").receiver(&permit.receiver.name).rule(permit.rule.label()).detail(detail);
-                Ok((given, answers.unwrap_or_default(), event))
+                let others = others(&networks, &given);
+                Ok((Issued { given, answers: answers.unwrap_or_default(), others }, event))
             })
         };
         match given {
-            Ok((given, answers, event)) => {
+            Ok((issued, event)) => {
                 self.audit.write_in_turn(event).await?;
-                Ok(convert::segment(&given, &answers, now))
+                Ok(convert::segment(&issued, now))
             }
             Err(refusal) => {
                 if let Refusal::Denied(explanation, _) = &refusal {
@@ -261,7 +264,7 @@ impl SegmentIssuer {
             (given, event.detail(detail))
         };
         self.audit.write_in_turn(event).await?;
-        Ok(convert::segment(&given, &[], now))
+        Ok(convert::segment(&given.into(), now))
     }
 
     /// Decides a request, and records the issued segment in the book. The caller must then check that the session still
@@ -298,7 +301,7 @@ impl SegmentIssuer {
                 "networks.toml does not say behind which endpoint {receiver} of network `{network}` is"
             )));
         };
-        let path = path(networks, sending, receiving.endpoint)?;
+        let path = path(networks, sending, receiving.endpoint, question.path.unwrap_or(0))?;
         let keys = self.path_keys(path, authority, Epoch::at(now, self.settings.epoch_length))?;
         let mut book = self.book();
         let given = Give {
@@ -356,9 +359,13 @@ impl SegmentIssuer {
         };
         let current = Epoch::at(now, self.settings.epoch_length);
         let epoch = current.from_wire(shown.segment.epoch).ok_or(GiveError::Expired)?;
-        let first = self.path_keys(path(networks, sending, receiving)?, authority, epoch)?;
-        let first = first.first().ok_or(GiveError::Path)?;
-        let path = path(networks, receiving, sending)?;
+        let there = networks.paths(sending, receiving);
+        let keys = there.iter().map(|path| self.path_keys(path, authority, epoch)).collect::<Result<Vec<_>, _>>()?;
+        // The answers take the path with the same number as the segment that is shown. If no path is the one of that
+        // segment, the operator has changed it since.
+        let number = there.iter().zip(&keys).position(|(path, keys)| shown.takes(keys, &path.hops)).unwrap_or(0);
+        let first = keys.get(number).ok_or_else(|| no_path(sending, receiving))?.first().ok_or(GiveError::Path)?;
+        let path = path(networks, receiving, sending, u8::try_from(number).unwrap_or(0))?;
         let keys = self.path_keys(path, authority, current)?;
         let giver = self.giver(authority, path, &keys, now);
         let given = along(shown.answer(&giver, first, back, session.expires)?, &giver, path)?;
@@ -541,7 +548,18 @@ fn along(given: Given, giver: &Giver<'_>, path: &Path) -> Result<Given, GiveErro
     if path.hops.is_empty() { Ok(given) } else { given.along(giver, &path.hops) }
 }
 
-fn path(networks: &Networks, sending: IpAddr, receiving: IpAddr) -> Result<&Path, Refusal> {
-    let path = networks.path(sending, receiving);
-    path.ok_or_else(|| Refusal::Cant(format!("networks.toml has no path from {sending} to {receiving}")))
+/// Returns the path with this number from one endpoint to another, or the first path if none has this number.
+fn path(networks: &Networks, sending: IpAddr, receiving: IpAddr, number: u8) -> Result<&Path, Refusal> {
+    let paths = networks.paths(sending, receiving);
+    paths.get(usize::from(number)).or(paths.first()).ok_or_else(|| no_path(sending, receiving))
+}
+
+fn no_path(sending: IpAddr, receiving: IpAddr) -> Refusal {
+    Refusal::Cant(format!("networks.toml has no path from {sending} to {receiving}"))
+}
+
+/// Returns the number of other paths that this segment could take.
+fn others(networks: &Networks, given: &Given) -> u8 {
+    let paths = networks.paths(given.ends.sending, given.ends.receiving).len();
+    u8::try_from(paths.saturating_sub(1)).unwrap_or(PATH_MAX)
 }

@@ -68,6 +68,8 @@ struct Line {
     takes_grants: bool,
     /// Whether a request for a segment on this line may ask for the segment for the answers, too.
     takes_answers: bool,
+    /// Whether a request for a segment on this line may name a path.
+    takes_paths: bool,
     /// The time of the authority's clock in Unix seconds when the line was opened, and that moment.
     clock: (u64, Instant),
 }
@@ -119,13 +121,24 @@ impl Asker {
         self.request(request, true).await
     }
 
+    /// Requests a path segment together with the segment for the answers, over HTTPS: an answer by UDP may have no room
+    /// for both.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`Self::segment`] does.
+    pub async fn both_segments(&self, request: &SegmentRequest) -> Result<Issued, Error> {
+        self.over_https(request, true).await
+    }
+
     async fn request(&self, request: &SegmentRequest, with_answers: bool) -> Result<Issued, Error> {
-        let line = match question(request, false) {
+        let line = match question(request, false, false) {
             Some(_) => self.line().await,
             None => None,
         };
         if let Some(line) = line
-            && let Some(question) = question(request, with_answers && line.takes_answers)
+            && let Some(question) = question(request, with_answers && line.takes_answers, line.takes_paths)
+            && (line.takes_paths || request.path == 0)
         {
             let tries = if self.authority.cluster.are_several() { TRIES_IN_CLUSTER } else { WAITS.len() };
             match line.channel.ask(&question, &WAITS[..tries]).await.map(|reply| answer(&reply, request)) {
@@ -135,12 +148,17 @@ impl Asker {
                 None => self.give_up(&line).await,
             }
         }
+        self.over_https(request, with_answers).await
+    }
+
+    async fn over_https(&self, request: &SegmentRequest, with_answers: bool) -> Result<Issued, Error> {
         // An authority that does not know the query ignores it.
-        let path = if with_answers { "v1/segments?answers=true" } else { "v1/segments" };
-        let answer: api::PathSegment = self.authority.repeatable_post(path, &convert::segment_request(request)).await?;
+        let path = format!("v1/segments?answers={with_answers}&path={}", request.path);
+        let answer: api::PathSegment =
+            self.authority.repeatable_post(&path, &convert::segment_request(request)).await?;
         let given = convert::segment(&answer, request.sending, request.sender, request.to.address);
         let answers = hex::decode(&answer.answers).unwrap_or_default();
-        Ok(Issued { given: given.map_err(|_| NO_SEGMENT)?, answers })
+        Ok(Issued { given: given.map_err(|_| NO_SEGMENT)?, answers, others: answer.others })
     }
 
     /// Requests a segment for answers to packets that arrived with the segment `shown`.
@@ -203,7 +221,8 @@ impl Asker {
             answered: AtomicBool::new(false),
         });
         let reader = tokio::spawn(channel.clone().read()).abort_handle();
-        Ok(Line { url, channel, reader, takes_grants: line.grants, takes_answers: line.answers, clock })
+        let (takes_grants, takes_answers, takes_paths) = (line.grants, line.answers, line.paths);
+        Ok(Line { url, channel, reader, takes_grants, takes_answers, takes_paths, clock })
     }
 
     /// Drops a line on which no answer arrived in time. If the line had worked before, the next request for a segment
@@ -312,12 +331,13 @@ impl Drop for Asked<'_> {
 }
 
 /// Encodes a request; `None` if it can't be made by UDP. Over HTTPS the authority then explains why. `answers` says
-/// whether the request asks for the segment for the answers, too.
-fn question(request: &SegmentRequest, answers: bool) -> Option<[u8; QUESTION_LEN]> {
-    let SegmentRequest { network, sender, sending, to, sender_port } = request;
+/// whether the request asks for the segment for the answers, too, and `paths` whether it names the path.
+fn question(request: &SegmentRequest, answers: bool, paths: bool) -> Option<[u8; QUESTION_LEN]> {
+    let SegmentRequest { network, sender, sending, to, sender_port, path } = request;
     let (receiver, protocol, port) = (to.address, to.protocol, to.port);
     let (sender, sending, sender_port) = (*sender, *sending, *sender_port);
-    Question { network, sender, sending, receiver, protocol, port, sender_port, answers }.encode()
+    let path = paths.then_some(*path);
+    Question { network, sender, sending, receiver, protocol, port, sender_port, answers, path }.encode()
 }
 
 fn answer(reply: &[u8; REPLY_LEN], request: &SegmentRequest) -> Result<Issued, Error> {
@@ -325,7 +345,7 @@ fn answer(reply: &[u8; REPLY_LEN], request: &SegmentRequest) -> Result<Issued, E
     match Reply::decode(reply).ok_or_else(broken)? {
         Reply::Given(reply) => {
             let given = convert::segment_by_udp(&reply, request).map_err(|_| NO_SEGMENT)?;
-            Ok(Issued { given, answers: reply.answers.to_vec() })
+            Ok(Issued { given, answers: reply.answers.to_vec(), others: reply.others })
         }
         Reply::Refused { reason, text } => {
             let problem = |status| Problem { r#type: reason.name().into(), title: text.into(), status, detail: None };

@@ -112,7 +112,7 @@ pub fn event(event: &api::Event) -> Option<Event> {
 
 /// Converts a request for a path segment.
 pub fn segment_request(request: &SegmentRequest) -> api::SegmentRequest {
-    let SegmentRequest { network, sender, sending, to, sender_port } = request;
+    let SegmentRequest { network, sender, sending, to, sender_port, .. } = request;
     let (address, protocol, port) = (to.address, to.protocol, to.port);
     let (sender, sending, sender_port) = (*sender, *sending, *sender_port);
     let to = api::SegmentTo { address, protocol, port };

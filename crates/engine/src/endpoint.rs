@@ -5,13 +5,17 @@
 //!
 //! The number of queued packets and open requests per tenant is bounded.
 
+mod control;
 mod passed_on;
+mod paths;
 mod too_long;
 mod withdrawn;
 
 use crate::agent::frame::complete_checksum;
 use crate::model::{Given, Issued, SegmentRequest, Withdrawals};
 use passed_on::PassedOn;
+pub use paths::Way;
+use paths::Paths;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use wire::geneve::{Encapsulation, Payload};
@@ -72,6 +76,9 @@ pub struct Unsent<'a> {
 pub enum Action {
     /// Ask the authority for a segment, and pass its answer to [`Endpoint::answered`].
     Ask(Wanted, SegmentRequest),
+    /// Ask the authority for a segment together with the segment for the answers, over a way on which an answer has room
+    /// for both, and pass its answer to [`Endpoint::answered`].
+    AskBoth(Wanted, SegmentRequest),
     /// Ask the authority for a segment for the tenant's answers. The request shows the received segment, [`Given`].
     /// Pass the authority's answer to [`Endpoint::answered`].
     AskBack(Wanted, Given),
@@ -106,10 +113,24 @@ pub enum Refusal {
     Unreachable,
 }
 
+/// The purpose of a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// A packet waits for the segment, or the segment replaces one that ends soon.
+    Send,
+    /// The segment replaces one whose path is not in use any more.
+    Move,
+    /// The segment serves to find out whether its path works. Tenants' packets are not sent under it.
+    Try,
+}
+
 /// An open request.
 struct Open {
     /// The endpoint address from which packets under the segment would be sent.
     sending: IpAddr,
+    /// Number of the path that was requested.
+    path: u8,
+    purpose: Purpose,
     /// Inner packets that wait for the segment.
     queued: Vec<Vec<u8>>,
 }
@@ -122,6 +143,7 @@ pub struct Endpoint {
     open: BTreeMap<Wanted, Open>,
     withdrawn: Withdrawals,
     passed_on: PassedOn,
+    paths: Paths,
     spoofed: u64,
 }
 
@@ -129,8 +151,8 @@ impl Endpoint {
     /// Creates an endpoint without tenants. The endpoint sends from the first of its `addresses`.
     pub fn new(addresses: Vec<IpAddr>) -> Self {
         let (tenants, open) = (BTreeMap::new(), BTreeMap::new());
-        let (withdrawn, passed_on) = Default::default();
-        Self { addresses, tenants, open, withdrawn, passed_on, spoofed: 0 }
+        let (withdrawn, passed_on, paths) = Default::default();
+        Self { addresses, tenants, open, withdrawn, passed_on, paths, spoofed: 0 }
     }
 
     /// Adds the tenant behind the interface with the index `interface`.
@@ -142,6 +164,7 @@ impl Endpoint {
     pub fn forget(&mut self, interface: u32) {
         self.tenants.remove(&interface);
         self.passed_on.forget(interface);
+        self.paths.forget(interface);
         self.open.retain(|wanted, _| wanted.interface != interface);
     }
 
@@ -189,14 +212,16 @@ impl Endpoint {
         if self.open.range(Wanted::all_of(interface)).count() >= OPEN_MAX {
             return None;
         }
-        let (action, sending) = self.question(wanted, &inner, consent, now)?;
-        self.open.insert(wanted, Open { sending, queued: queued.into_iter().collect() });
+        let (action, sending) = self.question(wanted, &inner, consent, 0, now)?;
+        let queued = queued.into_iter().collect();
+        self.open.insert(wanted, Open { sending, path: 0, purpose: Purpose::Send, queued });
         Some(action)
     }
 
     /// Requests a new segment in place of a segment that is in use and ends soon. Packets use the old segment until the
     /// authority has answered. A segment for answers is replaced only if `consent` finds a received segment that ends
-    /// later and permits answers.
+    /// later and permits answers. It is replaced before it ends soon, if its receiver now sends under another segment:
+    /// this may take another path.
     pub fn renew(
         &mut self,
         key: &SegmentKey,
@@ -205,7 +230,10 @@ impl Endpoint {
         now: u32,
     ) -> Option<Action> {
         let ends_soon = entry.until > now && entry.until - now <= RENEWED_BEFORE;
-        if !ends_soon || entry.used.saturating_add(RENEWED_BEFORE) < now || entry.geneve().is_empty() {
+        let is_outdated = entry.until > now
+            && key.is_back()
+            && consent(key).is_some_and(|consent| self.paths.is_outdated(key, Some(entry), &consent));
+        if !(ends_soon || is_outdated) || entry.used.saturating_add(RENEWED_BEFORE) < now || entry.geneve().is_empty() {
             return None;
         }
         let inner = key.example()?;
@@ -215,39 +243,46 @@ impl Endpoint {
         if self.open.contains_key(&wanted) || !self.tenants.get(&key.interface).is_some_and(is_tenants) {
             return None;
         }
-        let later = |key: &SegmentKey| consent(key).filter(|consent| consent.expires > entry.until);
-        let (action, sending) = self.question(wanted, &inner, later, now)?;
+        let later = |key: &SegmentKey| consent(key).filter(|consent| is_outdated || consent.expires > entry.until);
+        let path = self.paths.number(entry);
+        let (action, sending) = self.question(wanted, &inner, later, path, now)?;
         if key.is_back() && matches!(action, Action::Ask(..)) {
             return None;
         }
-        self.open.insert(wanted, Open { sending, queued: Vec::new() });
+        self.open.insert(wanted, Open { sending, path, purpose: Purpose::Send, queued: Vec::new() });
         Some(action)
     }
 
+    /// Returns the request for a segment, and the endpoint address from which packets under it are sent. `path` is the
+    /// number of the path. A segment for answers takes the path of the received segment.
     fn question(
-        &self,
+        &mut self,
         wanted: Wanted,
         inner: &Inner,
         consent: impl Fn(&SegmentKey) -> Option<Consent>,
+        path: u8,
         now: u32,
     ) -> Option<(Action, IpAddr)> {
-        let tenant = self.tenants.get(&wanted.interface)?;
+        let network = self.tenants.get(&wanted.interface)?.network.clone();
         let keys = SegmentKey::answering(wanted.interface, inner);
         let usable =
             |(key, consent): &(&SegmentKey, Consent)| consent.expires > now && !self.voids_consent(key, consent);
-        let shown = keys.iter().filter_map(|key| Some((key, consent(key)?))).filter(usable).map(|(_, consent)| consent);
-        if let Some(shown) = shown.filter_map(|consent| given(&consent, inner)).next() {
+        let consents = keys.iter().filter_map(|key| Some((key, consent(key)?))).filter(usable);
+        let mut shown = consents.filter_map(|(key, consent)| Some((*key, consent.expires, given(&consent, inner)?)));
+        if let Some((key, expires, shown)) = shown.next() {
+            self.paths.answers(key, expires);
             let sending = shown.ends.receiving;
             return Some((Action::AskBack(wanted, shown), sending));
         }
         let sending = *self.addresses.first()?;
         let to = Destination { address: wanted.receiver, protocol: wanted.protocol, port: wanted.ports.1 };
         let request = SegmentRequest {
-            network: tenant.network.clone(),
+            network,
             sender: wanted.sender,
             sending,
             to,
             sender_port: wanted.ports.0,
+            path,
         };
         Some((Action::Ask(wanted, request), sending))
     }
@@ -260,28 +295,48 @@ impl Endpoint {
     /// Handles the authority's answer to a request, and returns the effects to carry out.
     pub fn answered(&mut self, wanted: &Wanted, answer: Result<Issued, Refusal>, now: u32) -> Vec<Action> {
         let Some(open) = self.open.remove(wanted) else { return Vec::new() };
-        let Some(tenant) = self.tenants.get(&wanted.interface) else { return Vec::new() };
+        let Some(vni) = self.tenants.get(&wanted.interface).map(|tenant| tenant.vni) else { return Vec::new() };
+        let is_asked_for = |given: &Given| {
+            let Ends { sending, sender, receiver, .. } = given.ends;
+            (sending, sender, receiver) == (open.sending, wanted.sender, wanted.receiver)
+                && given.vni == vni
+                && given.segment.serves(&wanted.inner())
+        };
+        if open.purpose == Purpose::Try {
+            let issued = answer.ok().filter(|issued| is_asked_for(&issued.given));
+            return self.tried(wanted, open, issued, now);
+        }
         let refused = || {
             let key = SegmentKey::to_service(wanted.interface, &wanted.inner());
             vec![Action::Write(key, SegmentEntry::refused(now.saturating_add(REFUSED_FOR)))]
         };
-        let Issued { given, answers } = match answer {
+        let Issued { given, answers, others } = match answer {
             Ok(issued) => issued,
             Err(Refusal::Denied) => return refused(),
             // The next packet causes a new request.
             Err(Refusal::Unreachable) => return Vec::new(),
         };
-        let Ends { sending, sender, receiver, .. } = given.ends;
-        let is_asked_for = (sending, sender, receiver) == (open.sending, wanted.sender, wanted.receiver);
         // A segment that does not fit the request counts as a denial.
-        if !is_asked_for || given.vni != tenant.vni || !given.segment.serves(&wanted.inner()) {
+        if !is_asked_for(&given) {
             return refused();
         }
-        let Some(entry) = entry_of(&given) else { return refused() };
+        let Some(mut entry) = entry_of(&given) else { return refused() };
+        let is_back = given.segment.flags.has(SegmentFlags::RETURN);
+        let taken = if open.path > others { 0 } else { open.path };
+        if !is_back && let Some(path) = self.learn(given.ends.receiving, taken, others) {
+            return self.ask_again(wanted, open, path, now);
+        }
         let key = SegmentKey::of(wanted.interface, wanted.sender, wanted.receiver, &given.segment);
         if self.is_void(&key, &entry) {
             // The next packet causes a new request.
             return Vec::new();
+        }
+        if !is_back {
+            self.paths.takes(given.ends.receiving, key, taken);
+        }
+        if open.purpose == Purpose::Move {
+            // It replaces a segment in use.
+            entry.used = now;
         }
         let mut actions = vec![Action::Write(key, entry)];
         if given.segment.flags.has(SegmentFlags::SINGLE) {
@@ -290,6 +345,9 @@ impl Endpoint {
         // It leaves before the packets to which it is the way back.
         if !answers.is_empty() {
             actions.extend(passed_on::pass_on(&given, wanted, &answers));
+        } else if open.purpose == Purpose::Move && given.segment.flags.has(SegmentFlags::REPLY) {
+            // It makes the other endpoint request the segment for its answers.
+            actions.extend(paths::probe_under(&key, &entry, 0, &[]));
         }
         actions.extend(open.queued.iter().filter_map(|inner| send(&entry, inner)));
         actions

@@ -269,6 +269,14 @@ fn show_status(status: &view::Status) {
     if status.tenants.iter().any(|tenant| tenant.refused.is_some()) {
         print!("\n{refused}");
     }
+    if !status.paths.is_empty() {
+        let paths = status.paths.iter().map(|path| {
+            let state = if path.answered { "answers" } else { "no answer yet" };
+            let number = format!("{} of 0 to {}", path.number, path.others);
+            vec![path.endpoint.to_string(), number, state.to_owned(), path.changed.map_or("-".into(), utc)]
+        });
+        print!("\n{}", Table::new(&["PATHS TO", "IN USE", "STATE", "CHANGED"], paths));
+    }
     let counted = |counters: &[Counter], kind: &str| -> Vec<_> {
         let some = counters.iter().filter(|one| one.count > 0);
         some.map(|one| vec![kind.to_owned(), one.name.clone(), one.count.to_string()]).collect()
@@ -300,11 +308,13 @@ fn segment_table(segments: &[view::Segment]) -> Table {
             format!("{service}{flow}{back}"),
             segment.why.as_ref().map_or_else(|| segment.state.clone(), |why| format!("{}: {why}", segment.state)),
             or_dash(segment.endpoint.map(|address| address.to_string())),
+            or_dash(segment.path.map(|path| path.to_string())),
             segment.until.map_or("-".into(), utc),
             segment.used.map_or("-".into(), utc),
         ]
     });
-    const HEAD: [&str; 8] = ["INTERFACE", "NETWORK", "FROM AND TO", "SERVICE", "STATE", "ENDPOINT", "UNTIL", "USED"];
+    const HEAD: [&str; 9] =
+        ["INTERFACE", "NETWORK", "FROM AND TO", "SERVICE", "STATE", "ENDPOINT", "PATH", "UNTIL", "USED"];
     Table::new(&HEAD, rows)
 }
 
@@ -343,6 +353,7 @@ mod tests {
             state: "given".into(),
             why: None,
             endpoint: Some([192, 0, 2, 2].into()),
+            path: Some(1),
             until: Some(0),
             used: None,
         };

@@ -31,13 +31,15 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{interval, sleep};
+use tokio::time::{MissedTickBehavior, interval, sleep};
 use wire::{Epoch, ProofKey};
 
 /// Interval for setting the kernel programs' clock and checking interfaces.
 const TICK: Duration = Duration::from_secs(1);
 /// Interval for renewing segments and removing expired segments.
 const SWEEP: Duration = Duration::from_secs(5);
+/// Interval of probes, if the authority knows several paths to an endpoint.
+const PROBE: Duration = Duration::from_millis(400);
 /// Capacity of each of the loop's queues.
 const QUEUE: usize = 1024;
 
@@ -232,7 +234,9 @@ impl Daemon {
         commands: &mut mpsc::Receiver<Command>,
         signals: &mut Signals,
     ) -> Result<ExitCode> {
-        let (mut ticks, mut sweeps) = (interval(TICK), interval(SWEEP));
+        let (mut ticks, mut sweeps, mut probes) = (interval(TICK), interval(SWEEP), interval(PROBE));
+        // An answer needs this time to arrive, even if the loop was late.
+        probes.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 // Withdrawals are handled before answers that issue segments.
@@ -254,6 +258,8 @@ impl Daemon {
                 },
                 Some(answer) = answers.recv() => self.answered(answer),
                 Some(unsent) = packets.recv() => self.handed_over(&unsent),
+                // After packets: answers to the last probes may be among them.
+                _ = probes.tick() => self.probe(),
             }
         }
         tracing::info!("stopped; current segments stay in use until they expire. `vouchsafe svtep detach` ends this");

@@ -43,6 +43,13 @@ pub fn page(status: &Status, now: u64) -> Page {
         "Segments that tenants use for sending, by network",
         of_networks(|tenant| tenant.segments as f64),
     );
+    let on = |is_first: bool| status.paths.iter().filter(|path| (path.number == 0) == is_first).count() as f64;
+    page.gauges(
+        "paths",
+        "Endpoints for which there are several paths, by the path in use",
+        [(label("path", "first"), on(true)), (label("path", "other"), on(false))],
+    );
+    page.counter("path_changes", "Changes from one path to another", status.path_changes);
     page.gauge("consents", "Received segments that permit answers", status.consents as f64);
     page.gauge("withdrawn", "Current withdrawals of consent", status.withdrawn as f64);
     page.gauge("connected", "Whether the authority's event stream is up", status.connected.into());

@@ -1,5 +1,6 @@
 //! Types of the daemon's answers, for the daemon and the command line. Times are in Unix seconds.
 
+use engine::endpoint::Way;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 use wire::map::{SegmentEntry, SegmentKey, segment_state};
@@ -41,6 +42,12 @@ pub struct Status {
     pub tenants: Vec<Tenant>,
     /// Number of requests for segments that the authority has not answered yet.
     pub open: u64,
+    /// The paths to those endpoints for which the authority knows several.
+    #[serde(default)]
+    pub paths: Vec<Path>,
+    /// Number of changes from one path to another.
+    #[serde(default)]
+    pub path_changes: u64,
     /// Numbers of the authority's answers, by kind.
     pub answers: Vec<Counter>,
     /// Number of received segments under which tenants can send answers.
@@ -51,6 +58,29 @@ pub struct Status {
     pub passed: Vec<Counter>,
     /// Numbers of packets from the tunnel that were dropped, by drop reason.
     pub reasons: Vec<Counter>,
+}
+
+/// The path to an endpoint for which the authority knows several.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Path {
+    /// The other endpoint.
+    pub endpoint: IpAddr,
+    /// Number of the path in use; 0 is the first path.
+    pub number: u8,
+    /// Number of other paths.
+    pub others: u8,
+    /// Whether the other endpoint has answered a probe on the path in use.
+    pub answered: bool,
+    /// Time of the last change of the path; `None` if it was never changed.
+    pub changed: Option<u64>,
+}
+
+impl Path {
+    /// Converts the paths to `endpoint`.
+    pub fn new(endpoint: IpAddr, way: &Way) -> Self {
+        let &Way { number, others, answered, changed, .. } = way;
+        Self { endpoint, number, others, answered, changed: changed.map(u64::from) }
+    }
 }
 
 /// The state of a tenant, as the daemon reports it.
@@ -130,6 +160,9 @@ pub struct Segment {
     pub why: Option<String>,
     /// The endpoint behind which the receiver is; `None` unless the state is `given`.
     pub endpoint: Option<IpAddr>,
+    /// Number of the segment's path; `None` if the endpoint knows only one.
+    #[serde(default)]
+    pub path: Option<u8>,
     /// Expiry of the entry, Unix seconds; `None` if the entry does not expire.
     pub until: Option<u64>,
     /// Time when a packet was last sent under the segment, Unix seconds; `None` if none has been sent.
@@ -138,8 +171,15 @@ pub struct Segment {
 
 impl Segment {
     /// Converts an entry of the table. `interface` and `network` belong to the tenant. `why` is the reason if the entry
-    /// is a refusal.
-    pub fn new(key: &SegmentKey, entry: &SegmentEntry, interface: &str, network: &str, why: Option<String>) -> Self {
+    /// is a refusal. `path` is the number of the segment's path.
+    pub fn new(
+        key: &SegmentKey,
+        entry: &SegmentEntry,
+        interface: &str,
+        network: &str,
+        why: Option<String>,
+        path: Option<u8>,
+    ) -> Self {
         let state = match entry.state() {
             segment_state::REFUSED => "refused",
             segment_state::GIVEN => "given",
@@ -159,6 +199,7 @@ impl Segment {
             state: state.to_owned(),
             why,
             endpoint: entry.endpoints().map(|(_, receiving)| receiving),
+            path,
             until: (entry.until != u32::MAX).then_some(entry.until.into()),
             used: (entry.used != 0).then_some(entry.used.into()),
         }

@@ -145,6 +145,8 @@ fn endpoint() -> svtep::view::Status {
         passed: counter(),
         reasons: counter(),
     }
+        paths: Vec::new(),
+        path_changes: 1,
 }
 
 /// Returns the names of all samples.

@@ -15,6 +15,10 @@ use zeroize::Zeroizing;
 pub const TAG_LEN: usize = MAC_LEN;
 /// First byte of a control message that contains a segment for answers (wire.md §8.15.2).
 pub const MESSAGE_KIND: u8 = 1;
+/// First byte of a control message that asks for an answer, to find out whether a path works (wire.md §8.16.3).
+pub const PROBE: u8 = 2;
+/// First byte of a control message that answers a probe.
+pub const PROBE_ANSWER: u8 = 3;
 
 const KEY_SALT: &[u8] = b"vouchsafe answers key v1";
 

@@ -28,6 +28,8 @@ pub const NAME_MAX: usize = 64;
 pub const OPTION_MAX: usize = 4 + 16 + 16 + 16 * PROOFS_MAX as usize;
 /// Maximum length of option, hops and segment for the answers in an answer together, in bytes.
 pub const GIVEN_MAX: usize = REPLY_LEN - GIVEN_HEAD_LEN;
+/// Maximum number of a path (wire.md §8.16). The first path has the number 0.
+pub const PATH_MAX: u8 = 3;
 /// Maximum length of a refusal's text, in bytes.
 pub const TEXT_MAX: usize = REPLY_LEN - 2;
 
@@ -212,16 +214,24 @@ pub struct Question<'a> {
     /// authority should add it to the answer. An authority that does not say that it knows this flag does not answer a
     /// request with it.
     pub answers: bool,
+    /// The number of the path that the segment has to take, at most [`PATH_MAX`] (wire.md §8.16). `None` if the client
+    /// does not know that there can be several paths. Only an authority that says that it knows paths answers a request
+    /// with a number.
+    pub path: Option<u8>,
 }
 
 impl<'a> Question<'a> {
     const KIND: u8 = 1;
     const HEAD_LEN: usize = 56;
+    const ANSWERS: u8 = 1;
+    const PATHS: u8 = 2;
+    /// Position of the number of the path in the flags.
+    const PATH_SHIFT: u8 = 2;
 
-    /// Encodes the question for sealing. Returns `None` if the name or the protocol is invalid.
+    /// Encodes the question for sealing. Returns `None` if the name, the protocol or the number of the path is invalid.
     pub fn encode(&self) -> Option<[u8; QUESTION_LEN]> {
         let mut bytes = [0; QUESTION_LEN];
-        if !name_is_valid(self.network.as_bytes()) || self.protocol == 0 {
+        if !name_is_valid(self.network.as_bytes()) || self.protocol == 0 || self.path > Some(PATH_MAX) {
             return None;
         }
         let (head, rest) = bytes.split_at_mut(Self::HEAD_LEN);
@@ -230,7 +240,7 @@ impl<'a> Question<'a> {
         head[2..4].copy_from_slice(&self.port.to_be_bytes());
         head[4..6].copy_from_slice(&self.sender_port.to_be_bytes());
         head[6] = self.network.len() as u8;
-        head[7] = self.answers.into();
+        head[7] = u8::from(self.answers) | self.path.map_or(0, |path| Self::PATHS | path << Self::PATH_SHIFT);
         let (_, addresses) = head.split_at_mut(8);
         for (room, address) in addresses.as_chunks_mut().0.iter_mut().zip([self.sender, self.sending, self.receiver]) {
             *room = octets(address);
@@ -243,10 +253,12 @@ impl<'a> Question<'a> {
     /// one encoding.
     pub fn decode(bytes: &'a [u8; QUESTION_LEN]) -> Option<Self> {
         let (head, rest) = bytes.split_at(Self::HEAD_LEN);
-        let ([kind, protocol, p0, p1, s0, s1, length, answers], addresses) = head.split_first_chunk()?;
+        let ([kind, protocol, p0, p1, s0, s1, length, flags], addresses) = head.split_first_chunk()?;
         let [sender, sending, receiver] = *addresses.as_chunks().0.first_chunk()?;
         let (name, padding) = rest.split_at_checked(usize::from(*length))?;
-        if *kind != Self::KIND || *protocol == 0 || *answers > 1 || !name_is_valid(name) || !is_zero(padding) {
+        let (path, knows_paths) = (*flags >> Self::PATH_SHIFT, *flags & Self::PATHS != 0);
+        let flags_are_valid = path <= PATH_MAX && (knows_paths || path == 0);
+        if *kind != Self::KIND || *protocol == 0 || !flags_are_valid || !name_is_valid(name) || !is_zero(padding) {
             return None;
         }
         Some(Self {
@@ -257,7 +269,8 @@ impl<'a> Question<'a> {
             protocol: *protocol,
             port: u16::from_be_bytes([*p0, *p1]),
             sender_port: u16::from_be_bytes([*s0, *s1]),
-            answers: *answers == 1,
+            answers: *flags & Self::ANSWERS != 0,
+            path: knows_paths.then_some(path),
         })
     }
 }
@@ -293,6 +306,8 @@ pub struct GivenReply<'a> {
     /// The segment for the answers, in the form in which the client passes it on (wire.md §8.15.1): a multiple of 4
     /// bytes. Empty if the answer contains none.
     pub answers: &'a [u8],
+    /// Number of other paths that the segment could take, at most [`PATH_MAX`]. 0 if the client does not know paths.
+    pub others: u8,
 }
 
 /// Reason why the authority issues no segment or no grant. The list is numbered, and new reasons are only added at its
@@ -372,18 +387,19 @@ impl Refusal {
 }
 
 impl<'a> Reply<'a> {
-    /// Encodes the reply for sealing. Returns `None` if the option, the hops or the text are too long, or if there is no
-    /// room for the segment for the answers.
+    /// Encodes the reply for sealing. Returns `None` if the option, the hops or the text are too long, if there is no room
+    /// for the segment for the answers, or if there are too many other paths.
     pub fn encode(&self) -> Option<[u8; REPLY_LEN]> {
         let mut bytes = [0; REPLY_LEN];
         match self {
-            Self::Given(GivenReply { vni, now, receiving, option, hops, answers }) => {
+            Self::Given(GivenReply { vni, now, receiving, option, hops, answers, others }) => {
                 let (words, none) = option.as_chunks::<4>();
                 let (answer_words, cut) = answers.as_chunks::<4>();
                 if !none.is_empty()
                     || !cut.is_empty()
                     || option.len() > OPTION_MAX
                     || hops.len() > usize::from(PROOFS_MAX)
+                    || *others > PATH_MAX
                 {
                     return None;
                 }
@@ -392,7 +408,7 @@ impl<'a> Reply<'a> {
                 head[4..8].copy_from_slice(&now.to_be_bytes());
                 head[8..24].copy_from_slice(&octets(*receiving));
                 (head[24], head[25]) = (words.len() as u8, hops.len() as u8);
-                head[26] = u8::try_from(answer_words.len()).ok()?;
+                (head[26], head[27]) = (u8::try_from(answer_words.len()).ok()?, *others);
                 let (here, rest) = rest.split_at_mut_checked(option.len())?;
                 here.copy_from_slice(option);
                 let (here, rest) = rest.split_at_mut_checked(hops.len() * 16)?;
@@ -421,7 +437,9 @@ impl<'a> Reply<'a> {
         let (head, rest) = bytes.split_first_chunk::<GIVEN_HEAD_LEN>()?;
         let ([_, v0, v1, v2], now) = head.split_first_chunk::<4>()?;
         let (now, receiving) = now.split_first_chunk::<4>()?;
-        let (receiving, [words, hops, answers, 0]) = receiving.split_first_chunk::<16>()? else { return None };
+        let (receiving, [words, hops, answers, others @ 0..=PATH_MAX]) = receiving.split_first_chunk::<16>()? else {
+            return None;
+        };
         let (option, rest) = rest.split_at_checked(usize::from(*words) * 4)?;
         let (hops, rest) = rest.split_at_checked(usize::from(*hops) * 16)?;
         let (answers, padding) = rest.split_at_checked(usize::from(*answers) * 4)?;
@@ -435,6 +453,7 @@ impl<'a> Reply<'a> {
             option,
             hops: hops.as_chunks().0,
             answers,
+            others: *others,
         }))
     }
 }

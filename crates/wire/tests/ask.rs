@@ -52,6 +52,7 @@ fn requests_are_as_others_make_them() {
             port: number(&case, "port") as u16,
             sender_port: number(&case, "sender_port") as u16,
             answers: case["answers"].as_bool().expect("a flag"),
+            path: case["path"].as_u64().map(|path| path as u8),
         };
         let plain = question.encode().expect("it can be asked");
         assert_eq!(plain[..], bytes(&case, "question"), "{case}");
@@ -85,6 +86,7 @@ fn answers_are_as_others_make_them() {
                 option: &option,
                 hops: &hops,
                 answers: &answers,
+                others: number(&case, "others") as u8,
             }),
         };
         let plain = reply.encode().expect("there is room");
@@ -288,7 +290,9 @@ fn amplification_the_longest_answer_is_no_longer_than_the_shortest_request() {
             port: 0,
             sender_port: 0,
             answers: true,
+            path: Some(3),
         };
+        assert_eq!(Question { path: Some(4), ..question }.encode(), None, "there is no such path");
         let question = question.encode().expect("it can be asked");
         let request = key.seal_request(LineNumber(0), 0, &question).expect("sealed");
         let mut answers = Vec::new();
@@ -299,13 +303,15 @@ fn amplification_the_longest_answer_is_no_longer_than_the_shortest_request() {
                 for hops in 0..=hops.len() {
                     let vni = Vni::from([0xff; 3]);
                     let hops = &[[0xff; 16]; 5][..hops];
-                    let given = GivenReply { vni, now: u32::MAX, receiving: any, option, hops, answers: &[] };
+                    let given =
+                        GivenReply { vni, now: u32::MAX, receiving: any, option, hops, answers: &[], others: 3 };
                     answers.push(Reply::Given(given).encode().expect("there is room"));
                     let longest = vec![0xff; GIVEN_MAX - option.len() - 16 * hops.len()];
                     let both = GivenReply { answers: &longest, ..given };
                     answers.push(Reply::Given(both).encode().expect("there is room"));
                     let longer = [&longest[..], &[0; 4]].concat();
                     assert!(Reply::Given(GivenReply { answers: &longer, ..given }).encode().is_none());
+                    assert!(Reply::Given(GivenReply { others: 4, ..given }).encode().is_none());
                 }
             }
         }
@@ -334,9 +340,11 @@ proptest! {
     #[test]
     fn a_question_is_read_as_it_was_written(
         network in "[!-~]{1,64}", sender in addresses(), sending in addresses(), receiver in addresses(), protocol in 1u8..,
-        port: u16, sender_port: u16, answers: bool, change in (0usize..QUESTION_LEN, 1u8..),
+        port: u16, sender_port: u16, answers: bool, path in proptest::option::of(0u8..4),
+        change in (0usize..QUESTION_LEN, 1u8..),
     ) {
-        let question = Question { network: &network, sender, sending, receiver, protocol, port, sender_port, answers };
+        let network = &*network;
+        let question = Question { network, sender, sending, receiver, protocol, port, sender_port, answers, path };
         let mut plain = question.encode().expect("it can be asked");
         prop_assert_eq!(Question::decode(&plain), Some(question));
         plain[change.0] ^= change.1;

@@ -140,7 +140,7 @@ impl Svtep {
 
 /// The daemon of a verifier that checks only proofs.
 pub struct Prover {
-    _process: Process,
+    process: Process,
     _instance: Instance,
     net: PathBuf,
     socket: PathBuf,
@@ -173,7 +173,13 @@ impl Prover {
         let ask = || ask_json(inside(&net).args(["verifier", "status", "--json", "--socket"]).arg(&socket));
         let up = poll(SOON, || ask().is_ok_and(|status| status["connected"] == true) || process.exit().is_some());
         ensure!(up && process.exit().is_none(), "the verifier {id} does not run:\n{}", process.log());
-        Ok(Self { _process: process, _instance: instance, net, socket })
+        Ok(Self { process, _instance: instance, net, socket })
+    }
+
+    /// Kills the daemon with SIGKILL. Its kernel programs remain.
+    pub fn kill(&mut self) -> Result<()> {
+        self.process.signal(Signal::SIGKILL)?;
+        self.process.wait(SOON).map(drop)
     }
 
     /// Returns the verifier's counter of packets `name`: `remembered`, `computed`, or a drop reason.

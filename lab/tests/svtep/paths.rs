@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! tenant ── endpoint 1 ──┐      ┌── first
-//!                        ├ core ┼── second
+//!                        ├ core ┼── second, third
 //! tenant ── endpoint 2 ──┘      └── authority
 //! ```
 //!
 //! Only the path leads packets to the verifiers: no route does.
 
 use std::net::{Ipv6Addr, SocketAddrV6};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use datapath::routed;
@@ -26,7 +27,7 @@ use crate::{BOTH, SOON, WEB};
 
 /// A verifier that is not on the direct way, and its machine.
 struct Aside {
-    _net: Namespace,
+    net: Namespace,
     prover: Prover,
     hop: Ipv6Addr,
 }
@@ -40,7 +41,17 @@ impl Aside {
             net.sysctl(&format!("net/ipv6/conf/{devices}/seg6_enabled"), "1")?;
         }
         let prover = Prover::start(&net, &core.authority, id, &[&hop.to_string()], &["underlay"])?;
-        Ok(Self { _net: net, prover, hop })
+        Ok(Self { net, prover, hop })
+    }
+
+    /// Kills the verifier, and makes its machine forward nothing that segment routing leads to it.
+    fn fail(&mut self) -> Result<()> {
+        self.prover.kill()?;
+        self.follow_routes(false)
+    }
+
+    fn follow_routes(&self, follows: bool) -> Result<()> {
+        self.net.sysctl("net/ipv6/conf/underlay/seg6_enabled", if follows { "1" } else { "0" })
     }
 
     fn passed(&self) -> Result<u64> {
@@ -104,6 +115,68 @@ fn a_fixed_path_leads_through_two_verifiers_and_nothing_passes_without_proof() {
         ask(&from.net, to.at(WEB), SOON)?;
         ensure!(second.passed()? > before && second.prover.count("bad_tag")? == 0, "the second verifier saw it");
         ensure!(web.datagrams() == seen.1 + 1 && b.svtep.count("reasons", "bad_tag")? == 0, "the endpoint saw it");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_path_with_a_failed_verifier_is_left_for_another_until_it_works_again() {
+    test(|| {
+        // An answer by UDP has room for both ways of the other path, but not of the first.
+        let mut core = Core::new()?;
+        core.networks(&[("blue", 100)]);
+        let (mut a, mut b) = (core.host6(1)?, core.host6(2)?);
+        let hops = ["2001:db8:3::2", "2001:db8:4::2", "2001:db8:5::2"];
+        for (ends, verifiers, there) in [
+            ([&a, &b], ["first", "second", "endpoint-2"], [hops[0], hops[1]]),
+            ([&b, &a], ["second", "first", "endpoint-1"], [hops[1], hops[0]]),
+        ] {
+            core.fixed_path(ends, &verifiers, &there);
+            core.alternative(&["third", verifiers[2]], &[hops[2]]);
+        }
+        let from = core.tenant(&mut a, ("blue", 100), 1, "10.0.0.1")?;
+        let to = core.tenant(&mut b, ("blue", 100), 2, "10.0.0.2")?;
+        core.apply(&receiver("blue", "10.0.0.2", BOTH, "reply = true"))?;
+        let mut first = Aside::start(&core, "first", 3)?;
+        let (second, third) = (Aside::start(&core, "second", 4)?, Aside::start(&core, "third", 5)?);
+        let (a, b) = (core.run(a)?, core.run(b)?);
+        let _web = Echo::start(&to.net, WEB)?;
+        let mut stream = call(&from.net, to.at(WEB), SOON)?;
+        exchange(&mut stream)?;
+        let path = || a.svtep.status().map(|status| status["paths"][0].clone()).unwrap_or_default();
+        let passes = || ask(&from.net, to.at(WEB), Duration::from_millis(200)).is_ok();
+        // Probes are sent only while a tenant sends.
+        let is_on = |number: u8| {
+            let path = path();
+            passes() && path["number"] == number && path["answered"] == true
+        };
+        ensure!(poll(SOON, || is_on(0)), "{}\n{}\n{}", path(), a.svtep.log(), b.svtep.log());
+        ensure!(path()["others"] == 1 && path()["changed"].is_null(), "{}", path());
+        ensure!(third.passed()? == 0 && second.passed()? > 0, "packets take the first path");
+        ensure!(b.svtep.count("packets", "passed_on")? == 0, "endpoint 2 requests segments for its answers itself");
+
+        let failed = Instant::now();
+        first.fail()?;
+        ensure!(poll(SOON, passes), "no packet passes: {}\n{}\n{}", path(), a.svtep.log(), b.svtep.log());
+        println!("packets pass on the other path {:?} after the verifier failed", failed.elapsed());
+        exchange(&mut stream)?;
+        println!("the connection goes on {:?} after the verifier failed", failed.elapsed());
+        ensure!(poll(SOON, || is_on(1)), "{}\n{}", path(), a.svtep.log());
+        ensure!(third.passed()? > 0 && path()["changed"].is_number(), "{}", path());
+        ensure!(b.svtep.count("packets", "passed_on")? > 0, "the way back comes with the way there");
+        let segments = a.svtep.segments()?;
+        ensure!(segments.iter().any(|one| one["path"] == 1 && one["endpoint"] == b.host.address), "{segments:?}");
+
+        // The machine works again. The kernel program of its verifier has gone on without the process.
+        first.follow_routes(true)?;
+        ensure!(poll(Duration::from_secs(90), || is_on(0)), "{}\n{}", path(), a.svtep.log());
+        println!("packets take the first path again {:?} after the verifier failed", failed.elapsed());
+        exchange(&mut stream)?;
+        ensure!(a.svtep.status()?["path_changes"] == 2, "{}", a.svtep.log());
+        for (endpoint, log) in [(&a, a.svtep.log()), (&b, b.svtep.log())] {
+            ensure!(!log.contains("ERROR") && endpoint.svtep.count("packets", "undelivered")? == 0, "{log}");
+        }
+        ensure!(a.svtep.log().contains("requesting segments for path 1"), "{}", a.svtep.log());
         Ok(())
     });
 }

@@ -128,6 +128,11 @@ impl Core {
         );
     }
 
+    /// Adds an alternative to the path that was set last.
+    pub fn alternative(&mut self, verifiers: &[&str], hops: &[&str]) {
+        self.networks += &format!("[[paths.alternatives]]\nverifiers = {verifiers:?}\nhops = {hops:?}\n");
+    }
+
     /// Adds a tenant of a network behind a host, with this interface id and address.
     pub fn tenant(&mut self, host: &mut Host, network: (&str, u32), id: u16, address: &str) -> Result<Tenant> {
         let (device, (name, vni)) = (format!("t{id}"), network);

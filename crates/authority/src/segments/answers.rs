@@ -64,7 +64,8 @@ impl Answerers {
 impl SegmentIssuer {
     /// Issues the segment for answers to `given`, which was just issued, and records it in the book. Returns it in the
     /// form in which it is passed on. Returns `None` if there is no such segment, or if this form is longer than `room`
-    /// bytes. Then the answering endpoint requests the segment itself.
+    /// bytes. Then the answering endpoint requests the segment itself. `number` is the number of the path of `given`, and
+    /// the answers take the path with this number, too.
     ///
     /// The segment belongs to a session that could request it, and ends with this session. It counts in the share of
     /// the account that requested `given`. Otherwise this account could use up the share of another.
@@ -74,6 +75,7 @@ impl SegmentIssuer {
         networks: &Networks,
         requester: Requester<'_>,
         given: &Given,
+        number: u8,
         room: usize,
     ) -> Option<Vec<u8>> {
         if !given.segment.flags.has(SegmentFlags::REPLY) {
@@ -85,8 +87,8 @@ impl SegmentIssuer {
         let (back, answerer) = (networks.place(vni, sender)?, networks.located(vni, receiver)?);
         let (token, session) = self.answering(policy, requester, receiver, answerer)?;
         let epoch = Epoch::at(now, self.settings.epoch_length);
-        let there = self.path_keys(path(networks, sending, receiving).ok()?, authority, epoch).ok()?;
-        let way = path(networks, receiving, sending).ok()?;
+        let there = self.path_keys(path(networks, sending, receiving, number).ok()?, authority, epoch).ok()?;
+        let way = path(networks, receiving, sending, number).ok()?;
         let keys = self.path_keys(way, authority, epoch).ok()?;
         let giver = self.giver(authority, way, &keys, now);
         let answers = given.answer(&giver, there.first()?, back, session.expires).ok()?;

@@ -5,7 +5,7 @@ use super::account::{self, Account, Details, Full};
 use super::batch::{self, Answers, Batches, Sender};
 use super::granting::{GrantDatagram, GrantService, Later};
 use super::lines::RequestLines;
-use super::{Refusal, Requester, SegmentIssuer, to_of};
+use super::{Refusal, Requester, SegmentIssuer, others, to_of};
 use crate::http::problems::Problem;
 use crate::login::Sessions;
 use crate::now;
@@ -157,6 +157,7 @@ impl DatagramService {
         batches.send(&answers);
         let answers = self.grants.answer(grants, later);
         batches.send(&answers);
+        self.grants.note_sent();
         Ok(())
     }
 
@@ -175,9 +176,12 @@ impl DatagramService {
             let requester =
                 Requester { token: request.holder, session: session.as_ref().ok_or(Refusal::NotLoggedIn)?, now };
             let (given, permit) = self.issuer.give(&policy, &networks, requester, question)?;
-            let answers = || self.issuer.answers_to(&policy, &networks, requester, &given, room_beside(&given));
+            let (room, path) = (room_beside(&given), question.path.unwrap_or(0));
+            let answers = || self.issuer.answers_to(&policy, &networks, requester, &given, path, room);
             let answers = question.answers.then(answers).flatten().unwrap_or_default();
-            Ok::<_, Refusal>((Issued { given, answers }, permit))
+            // A client that does not know paths takes an answer with this number for malformed.
+            let others = question.path.map_or(0, |_| others(&networks, &given));
+            Ok::<_, Refusal>((Issued { given, answers, others }, permit))
         };
         let decided: Vec<Decided<'_>> = batch.iter().zip(&begun).map(decide).collect();
         for (((one, decided), begun), session) in batch.iter().zip(decided).zip(&begun).zip(&sessions()) {
@@ -197,19 +201,16 @@ impl DatagramService {
         let (account, token, source) = (&self.account, *holder, *source);
         // A segment that cannot be recorded is not issued.
         let given = match decided {
-            Ok((Issued { given, answers }, permit)) => {
+            Ok((issued, permit)) => {
                 let details = || Details {
                     session: session.clone(),
                     network: question.network.to_owned(),
                     receiver: permit.receiver.name.clone(),
                     rule: permit.rule.label().clone(),
                 };
-                let (with_answers, rule) = (!answers.is_empty(), permit.rule.label());
-                let noted = account::Given::new(token, source, &given, to_of(question), with_answers, rule);
-                account
-                    .given(noted, details)
-                    .map_err(|Full| Refusal::TooMany)
-                    .and_then(|()| encode(&given, &answers, now))
+                let (with_answers, rule) = (!issued.answers.is_empty(), permit.rule.label());
+                let noted = account::Given::new(token, source, &issued.given, to_of(question), with_answers, rule);
+                account.given(noted, details).map_err(|Full| Refusal::TooMany).and_then(|()| encode(&issued, now))
             }
             Err(Refusal::Denied(explanation, kind)) => {
                 tracing::debug!("denied: {}", explanation.text);
@@ -262,7 +263,7 @@ fn room_beside(given: &Given) -> usize {
     GIVEN_MAX.saturating_sub(given.option().len() + 16 * given.hops.len())
 }
 
-fn encode(given: &Given, answers: &[u8], now: u64) -> Result<[u8; REPLY_LEN], Refusal> {
+fn encode(Issued { given, answers, others }: &Issued, now: u64) -> Result<[u8; REPLY_LEN], Refusal> {
     let hops: Vec<_> = given.hops.iter().map(Ipv6Addr::octets).collect();
     let reply = GivenReply {
         vni: given.vni,
@@ -271,6 +272,7 @@ fn encode(given: &Given, answers: &[u8], now: u64) -> Result<[u8; REPLY_LEN], Re
         option: &given.option(),
         hops: &hops,
         answers,
+        others: *others,
     };
     let none = || Refusal::Internal(anyhow::anyhow!("a segment is too long for an answer"));
     Reply::Given(reply).encode().ok_or_else(none)

@@ -45,7 +45,7 @@ impl RequestLines {
             self.keep(|holder| *holder != token);
             return Err(Problem::NotLoggedIn);
         }
-        Ok(Line { port, line, key: hex::encode(key), grants: true, answers: true, expires, now: now() })
+        Ok(Line { port, line, key: hex::encode(key), grants: true, answers: true, paths: true, expires, now: now() })
     }
 
     /// Removes the lines of the sessions for which `is_kept` returns false.

@@ -6,7 +6,7 @@ use crate::segments::{NETWORKS, TENANTS, address, proves, tenants_with, withdraw
 use crate::stage::*;
 use api::Withdrawal;
 use client::{Asker, Authority};
-use engine::model::{Given, Issued};
+use engine::model::{Given, Issued, SegmentRequest};
 use std::time::{Duration, Instant};
 use wire::{Ends, Epoch, ProofKey, Segment, SegmentFlags};
 
@@ -117,4 +117,49 @@ async fn who_may_request_segments_for_both_addresses_gets_the_answers_in_its_own
     let is_void =
         |receiver: &str| ended.iter().any(|one| one.receiver == address(receiver) && one.until >= back.segment.expires);
     assert!(is_void("10.0.0.5") && is_void("10.0.0.7"), "{ended:?}");
+}
+
+/// Adds an alternative to the path between the endpoints: without `edge-1`, or with another verifier in its place.
+async fn with_alternatives(stage: &Stage, alternatives: &str) {
+    let path = "verifiers = [\"edge-1\", \"edge-2\"]\n";
+    let networks = NETWORKS.replacen(path, &format!("{path}{alternatives}"), 1);
+    assert_ne!(networks, NETWORKS);
+    std::fs::write(stage.directory.path().join("networks.toml"), networks).unwrap();
+    stage.apply(TENANTS).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_segment_takes_the_path_that_was_asked_for_and_its_answers_take_that_path_back() {
+    for settings in [BY_UDP, ""] {
+        let stage = tenants_with(settings).await;
+        let others = "[[paths.alternatives]]\nverifiers = [\"edge-1\", \"edge-3\", \"edge-2\"]\n\
+                      [[paths.alternatives]]\nverifiers = [\"edge-3\", \"edge-2\"]\n";
+        with_alternatives(&stage, others).await;
+        let alice = stage.login("alice").await;
+        let (first, third) = (stage.verifier("edge-1").await, stage.verifier("edge-3").await);
+        let tep = stage.verifier("edge-2").await;
+        let asker = Asker::new(alice.clone());
+        for (path, verifiers) in
+            [(0, vec![&first, &tep]), (1, vec![&first, &third, &tep]), (2, vec![&third, &tep]), (3, vec![&first, &tep])]
+        {
+            let request = SegmentRequest { path, ..wanted("blue", 22) };
+            let issued = asker.segment_with_answers(&request).await.unwrap();
+            let whole = asker.both_segments(&request).await.unwrap();
+            assert_eq!((issued.others, whole.others), (2, 2), "{settings} {path}");
+            let shown = client::convert::answer_request(&issued.given);
+            let asked = alice.answer_segment(&shown).await.unwrap();
+            let Ends { sending, receiving, sender, receiver } = issued.given.ends;
+            let asked = client::convert::segment(&asked, receiving, receiver, sender).unwrap();
+            assert_eq!(asked.ends.receiving, sending);
+            let backs = [read(&tep, &issued).await, read(&tep, &whole).await, Some(asked)];
+            for given in [issued.given, whole.given].into_iter().chain(backs.into_iter().map(Option::unwrap)) {
+                assert_eq!(given.proofs.len(), verifiers.len(), "{settings} {path}");
+                for (place, verifier) in (0..).zip(&verifiers) {
+                    assert!(proves(verifier, &given, place).await, "{settings} {path}: {place} of {given:?}");
+                }
+            }
+        }
+        let request = client::convert::segment_request(&wanted("blue", 22));
+        assert_eq!(alice.segment(&request).await.unwrap().others, 2, "a client that knows no paths ignores it");
+    }
 }

@@ -22,7 +22,7 @@ async fn tenants() -> Stage {
 pub fn wanted(network: &str, port: u16) -> SegmentRequest {
     let api::SegmentRequest { network, sender, sending, to, sender_port } = request(network, port);
     let to = Destination { address: to.address, protocol: to.protocol, port: to.port };
-    SegmentRequest { network, sender, sending, to, sender_port }
+    SegmentRequest { network, sender, sending, to, sender_port, path: 0 }
 }
 
 /// A line, and a socket for requests.
@@ -52,6 +52,7 @@ impl Caller {
             port: asked.to.port,
             sender_port: asked.sender_port,
             answers: false,
+            path: None,
         };
         self.key.seal_request(self.number, counter, &question.encode().unwrap()).unwrap()
     }

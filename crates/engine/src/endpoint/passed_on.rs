@@ -1,14 +1,12 @@
 //! Segments for answers that arrive before the answers (wire.md §8.15). The endpoint that requested a segment passes on
 //! the segment for its answers, in a control packet under the segment that it requested.
 
-use super::{Action, ETHERNET_LEN, Endpoint, Wanted, entry_of, given, payload, payload_of, read, send};
+use super::control::send_control;
+use super::{Action, Endpoint, Wanted, entry_of, given, payload_of, send};
 use crate::model::Given;
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use wire::answers::MESSAGE_KIND;
-use wire::checksum::{fold, sum};
-use wire::geneve::{ENCAPSULATION_MAX, Encapsulation, Payload};
-use wire::inner::Ports;
 use wire::map::{Consent, SegmentEntry, SegmentKey, segment_state};
 use wire::{Ends, Epoch, Inner, ProofKey, SegmentFlags};
 
@@ -19,12 +17,14 @@ use wire::{Ends, Epoch, Inner, ProofKey, SegmentFlags};
 const MOST_OF_TENANT: usize = 1024;
 const MOST: usize = 16_384;
 
-const IPV4_LEN: usize = 20;
-const IPV6_LEN: usize = 40;
-/// Length of the ports in front of a message.
-const PORTS_LEN: usize = 4;
-const TTL: u8 = 64;
-const DONT_FRAGMENT: u8 = 0x40;
+/// A segment for answers that came in a control packet.
+pub(super) struct Back {
+    pub(super) key: SegmentKey,
+    pub(super) given: Given,
+    pub(super) entry: SegmentEntry,
+    /// Expiry of the segment under which the control packet came.
+    consented: u32,
+}
 
 /// The endpoint's keys as a verifier, and the segments that were passed on.
 #[derive(Default)]
@@ -77,61 +77,24 @@ impl Endpoint {
         self.passed_on.count
     }
 
-    /// Handles a control packet that arrived with a valid proof for the tenant behind `interface`. `frame` contains the
-    /// inner packet behind an Ethernet header. `consent` looks up the received segment that allows the tenant to
-    /// answer, and `entry` an entry of the table of segments.
-    pub fn controlled(
+    /// Handles a message that passes on the segment for the answers to a control packet. `answer` is an example of these
+    /// answers, and `bytes` contains the segment.
+    pub(super) fn take(
         &mut self,
         interface: u32,
-        frame: &[u8],
-        consent: impl Fn(&SegmentKey) -> Option<Consent>,
-        entry: impl Fn(&SegmentKey) -> Option<SegmentEntry>,
-        now: u32,
-    ) -> Vec<Action> {
-        self.take(interface, frame, consent, entry, now).unwrap_or_default()
-    }
-
-    fn take(
-        &mut self,
-        interface: u32,
-        frame: &[u8],
+        answer: &Inner,
+        bytes: &[u8],
         consent: impl Fn(&SegmentKey) -> Option<Consent>,
         known: impl Fn(&SegmentKey) -> Option<SegmentEntry>,
         now: u32,
     ) -> Option<Vec<Action>> {
-        let (answer, message) = (answer_to(&read(frame)?)?, message(frame)?);
-        let [MESSAGE_KIND, 0, 0, 0, bytes @ ..] = message else { return None };
-        let tenant = self.tenants.get(&interface)?;
-        if !tenant.addresses.contains(&answer.sender) {
-            return None;
-        }
-        let back = |(key, consent): (&SegmentKey, Consent)| {
-            let shown = given(&consent, &answer)?;
-            let Ends { sending, receiving, sender, receiver } = shown.ends;
-            let ends = Ends { sending: receiving, receiving: sending, sender: receiver, receiver: sender };
-            let back = Given::from_passed_on(bytes, shown.vni, ends, |segment| {
-                self.key(segment.authority, segment.epoch, now)
-            });
-            // The segment is for answers to exactly those packets under whose segment it came.
-            let is_its = |back: &Given| SegmentKey::of(interface, ends.sender, ends.receiver, &back.segment) == *key;
-            back.filter(is_its)
-        };
-        let keys = SegmentKey::answering(interface, &answer);
-        let back = keys.iter().filter_map(|key| Some((key, consent(key)?))).find_map(back)?;
-        let key = SegmentKey::of(interface, back.ends.sender, back.ends.receiver, &back.segment);
-        let is_own = back.vni == tenant.vni && self.addresses.contains(&back.ends.sending);
-        if !is_own || !back.segment.flags.has(SegmentFlags::RETURN) || back.segment.expires <= now {
-            return None;
-        }
-        let entry = entry_of(&back)?;
+        let Back { key, given: back, entry, consented } = self.read_back(interface, answer, bytes, consent, now)?;
         let is_later = |known: &SegmentEntry| known.state() == segment_state::GIVEN && known.until > entry.until;
-        if self.is_void(&key, &entry) || known(&key).as_ref().is_some_and(is_later) {
-            return None;
-        }
-        if !self.passed_on.hold(key, entry.until, now) {
+        if known(&key).as_ref().is_some_and(is_later) || !self.passed_on.hold(key, entry.until, now) {
             return None;
         }
         self.passed_on.count += 1;
+        self.paths.answers(key, consented);
         let mut actions = vec![Action::Write(key, entry)];
         if back.segment.flags.has(SegmentFlags::SINGLE) {
             actions.push(Action::Write(key.for_every_flow(), SegmentEntry::by_flow()));
@@ -147,6 +110,37 @@ impl Endpoint {
         Some(actions)
     }
 
+    /// Reads a segment for answers from a control packet. Returns `None` unless the authority issued the segment for the
+    /// answers to exactly those packets under whose segment it came.
+    pub(super) fn read_back(
+        &self,
+        interface: u32,
+        answer: &Inner,
+        bytes: &[u8],
+        consent: impl Fn(&SegmentKey) -> Option<Consent>,
+        now: u32,
+    ) -> Option<Back> {
+        let back = |key: &SegmentKey| {
+            let consent = consent(key)?;
+            let shown = given(&consent, answer)?;
+            let Ends { sending, receiving, sender, receiver } = shown.ends;
+            let ends = Ends { sending: receiving, receiving: sending, sender: receiver, receiver: sender };
+            let given = Given::from_passed_on(bytes, shown.vni, ends, |segment| {
+                self.key(segment.authority, segment.epoch, now)
+            })?;
+            let is_its = SegmentKey::of(interface, ends.sender, ends.receiver, &given.segment) == *key;
+            is_its.then_some((given, consent.expires))
+        };
+        let (given, consented) = SegmentKey::answering(interface, answer).iter().find_map(back)?;
+        let key = SegmentKey::of(interface, given.ends.sender, given.ends.receiver, &given.segment);
+        let is_own = given.vni == self.tenants.get(&interface)?.vni && self.addresses.contains(&given.ends.sending);
+        if !is_own || !given.segment.flags.has(SegmentFlags::RETURN) || given.segment.expires <= now {
+            return None;
+        }
+        let entry = entry_of(&given)?;
+        (!self.is_void(&key, &entry)).then_some(Back { key, given, entry, consented })
+    }
+
     /// Returns the endpoint's key for this authority and the epoch whose low 8 bits are `epoch`.
     fn key(&self, authority: IpAddr, epoch: u8, now: u32) -> Option<ProofKey> {
         let epoch = Epoch::at(now.into(), self.passed_on.epoch_length).from_wire(epoch)?;
@@ -158,52 +152,6 @@ impl Endpoint {
 /// Sends the segment for answers to the receiving endpoint, in a control packet under the segment `given`.
 pub(super) fn pass_on(given: &Given, wanted: &Wanted, answers: &[u8]) -> Option<Action> {
     let Ends { sending, receiving, .. } = given.ends;
-    let control = Encapsulation { control: true, ..given.encapsulation(payload_of(wanted.sender)) };
-    let mut geneve = [0; ENCAPSULATION_MAX];
-    let length = control.encode(&mut geneve)?;
-    let inner = packet(wanted, &[&[MESSAGE_KIND, 0, 0, 0], answers].concat())?;
-    let datagram = [geneve.get(..length)?, &inner].concat();
-    Some(Action::Send { from: sending, to: receiving, hops: given.hops.clone(), datagram })
-}
-
-/// Builds the inner packet of a control packet (wire.md §8.15.2): addresses, protocol and ports of the tenant's packets,
-/// then the message.
-fn packet(wanted: &Wanted, message: &[u8]) -> Option<Vec<u8>> {
-    let Wanted { sender, receiver, protocol, ports: (source, destination), .. } = *wanted;
-    let ports = [source.to_be_bytes(), destination.to_be_bytes()];
-    let transport = [ports.as_flattened(), message].concat();
-    let header = match (sender, receiver) {
-        (IpAddr::V4(sender), IpAddr::V4(receiver)) => {
-            let [l0, l1] = u16::try_from(IPV4_LEN + transport.len()).ok()?.to_be_bytes();
-            let fixed = [0x45, 0, l0, l1, 0, 0, DONT_FRAGMENT, 0, TTL, protocol, 0, 0];
-            let mut header = [&fixed[..], &sender.octets(), &receiver.octets()].concat();
-            let checksum = !fold(sum(&header, false));
-            header[10..12].copy_from_slice(&checksum.to_be_bytes());
-            header
-        }
-        (IpAddr::V6(sender), IpAddr::V6(receiver)) => {
-            let [l0, l1] = u16::try_from(transport.len()).ok()?.to_be_bytes();
-            [&[0x60, 0, 0, 0, l0, l1, protocol, TTL][..], &sender.octets(), &receiver.octets()].concat()
-        }
-        _ => return None,
-    };
-    Some([header, transport].concat())
-}
-
-/// Returns the message in a control packet.
-fn message(frame: &[u8]) -> Option<&[u8]> {
-    let packet = frame.get(ETHERNET_LEN..)?;
-    let length = |at: usize| Some(usize::from(u16::from_be_bytes(*packet.get(at..)?.first_chunk()?)));
-    let (header, end) = match payload(frame)? {
-        Payload::Ipv4 => (IPV4_LEN, length(2)?),
-        _ => (IPV6_LEN, IPV6_LEN + length(4)?),
-    };
-    packet.get(header + PORTS_LEN..end)
-}
-
-/// Returns an example of the packets that answer `inner`.
-fn answer_to(inner: &Inner) -> Option<Inner> {
-    let Ports::Shown(source, destination) = inner.ports else { return None };
-    let (sender, receiver) = (inner.receiver, inner.sender);
-    Some(Inner { sender, receiver, protocol: inner.protocol, ports: Ports::Shown(destination, source) })
+    let message = [&[MESSAGE_KIND, 0, 0, 0], answers].concat();
+    send_control(given.encapsulation(payload_of(wanted.sender)), (sending, receiving), &given.hops, wanted, &message)
 }

@@ -1,4 +1,5 @@
 mod passed_on;
+mod paths;
 
 use super::*;
 use crate::agent::frame::tests::partial;

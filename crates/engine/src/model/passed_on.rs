@@ -14,11 +14,13 @@ pub struct Issued {
     /// The segment for the answers, in the form in which the receiving endpoint gets it; empty if there is none. The
     /// holder of `given` can't check it, and only passes it on.
     pub answers: Vec<u8>,
+    /// Number of other paths that the segment could take.
+    pub others: u8,
 }
 
 impl From<Given> for Issued {
     fn from(given: Given) -> Self {
-        Self { given, answers: Vec::new() }
+        Self { given, answers: Vec::new(), others: 0 }
     }
 }
 

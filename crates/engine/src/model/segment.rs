@@ -26,6 +26,8 @@ pub struct SegmentRequest {
     pub to: Destination,
     /// The port from which the sender sends; used only if the rule limits segments to single flows.
     pub sender_port: u16,
+    /// The number of the path that the segment has to take (wire.md §8.16). 0 is the first path.
+    pub path: u8,
 }
 
 /// A segment with its proofs, and the values to which the proofs are bound.

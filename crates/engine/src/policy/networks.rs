@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Range;
 use toml::Spanned;
+use wire::ask::PATH_MAX;
 use wire::grant::mask;
 use wire::key::VERIFIER_ID_MAX;
 use wire::segment::PROOFS_MAX;
@@ -26,8 +27,8 @@ pub struct Networks {
     names: BTreeMap<Vni, String>,
     /// Places of each network's addresses.
     places: BTreeMap<Vni, Prefixes<Located>>,
-    /// Paths to each receiving endpoint, by the sending endpoint's address.
-    paths: BTreeMap<IpAddr, Prefixes<Path>>,
+    /// Paths to each receiving endpoint, by the sending endpoint's address: the first one, then its alternatives.
+    paths: BTreeMap<IpAddr, Prefixes<Vec<Path>>>,
 }
 
 /// The place of an address, and the accounts that are allowed to request segments with this address as the sender.
@@ -40,7 +41,7 @@ pub struct Located {
     pub asked_by: Option<Vec<Who>>,
 }
 
-/// The path to a receiving endpoint.
+/// A path to a receiving endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Path {
     /// Ids of the verifiers, in the order in which packets meet them. The last verifier stands directly before the
@@ -129,15 +130,22 @@ impl Networks {
         self.places.get(&vni)?.around(address)
     }
 
-    /// Returns the path from one endpoint to another.
+    /// Returns the first path from one endpoint to another.
     pub fn path(&self, sending: IpAddr, receiving: IpAddr) -> Option<&Path> {
-        self.paths.get(&receiving)?.around(sending)
+        self.paths(sending, receiving).first()
+    }
+
+    /// Returns the paths from one endpoint to another: the first one, then its alternatives. A path's position is its
+    /// number (wire.md §8.16). The result is empty if there is no path.
+    pub fn paths(&self, sending: IpAddr, receiving: IpAddr) -> &[Path] {
+        self.paths.get(&receiving).and_then(|paths| paths.around(sending)).map(Vec::as_slice).unwrap_or_default()
     }
 
     /// Returns the receiving endpoints of those paths on which `verifier` is the last verifier.
     pub fn endpoints_of(&self, verifier: &str) -> BTreeSet<IpAddr> {
         let is_last = |path: &Path| path.verifiers.last().is_some_and(|last| last == verifier);
-        let of = |(to, paths): (&IpAddr, &Prefixes<Path>)| paths.values.values().any(is_last).then_some(*to);
+        let of =
+            |(to, paths): (&IpAddr, &Prefixes<Vec<Path>>)| paths.values.values().flatten().any(is_last).then_some(*to);
         self.paths.iter().filter_map(of).collect()
     }
 
@@ -166,7 +174,7 @@ impl Networks {
     /// Returns the numbers of networks, places and paths, each with its noun in the singular.
     pub fn counts(&self) -> [(usize, &'static str); 3] {
         let places = self.places.values().map(|places| places.values.len()).sum();
-        let paths = self.paths.values().map(|paths| paths.values.len()).sum();
+        let paths = self.paths.values().flat_map(|paths| paths.values.values()).map(Vec::len).sum();
         [(self.vnis.len(), "network"), (places, "place"), (paths, "path")]
     }
 
@@ -182,7 +190,7 @@ impl Networks {
 
     /// Returns the verifiers on all paths.
     pub fn verifiers(&self) -> BTreeSet<&str> {
-        let paths = self.paths.values().flat_map(|paths| paths.values.values());
+        let paths = self.paths.values().flat_map(|paths| paths.values.values().flatten());
         paths.flat_map(|path| &path.verifiers).map(String::as_str).collect()
     }
 
@@ -228,7 +236,8 @@ impl Networks {
     }
 
     fn read_paths(&mut self, reader: &mut Reader<'_>, root: &Fields<'_, '_>) {
-        for fields in root.tables(reader, "paths", "a path", &["to", "from", "verifiers", "suite", "fixed", "hops"]) {
+        let keys = ["to", "from", "verifiers", "suite", "fixed", "hops", "alternatives"];
+        for fields in root.tables(reader, "paths", "a path", &keys) {
             if reader.is_full() {
                 return;
             }
@@ -236,7 +245,7 @@ impl Networks {
             let to: Vec<_> = to.iter().filter_map(|text| Some((address(reader, text)?, text.span()))).collect();
             let from = fields.value("from").map(|_| fields.required_texts(reader, "from"));
             let from = from.map(|from| from.iter().filter_map(|text| prefix(reader, text)).collect::<Vec<_>>());
-            let verifiers = read_verifiers(reader, &fields);
+            let ways = read_ways(reader, &fields);
             let suites = [Suite::AesCmac, Suite::Siphash];
             let suite = fields.text(reader, "suite").and_then(|word| {
                 let suite = suites.into_iter().find(|suite| suite.name() == *word.get_ref());
@@ -246,10 +255,13 @@ impl Networks {
                 }
                 suite
             });
-            let hops = read_hops(reader, &fields, verifiers.len());
+            let suite = suite.unwrap_or(Suite::AesCmac);
             for (to, span) in to {
-                let hops = hops.as_ref().and_then(|hops| lead(reader, hops, to, &span)).unwrap_or_default();
-                let path = Path { verifiers: verifiers.clone(), suite: suite.unwrap_or(Suite::AesCmac), hops };
+                let path = |Way { verifiers, hops }: &Way| {
+                    let hops = hops.as_ref().and_then(|hops| lead(reader, hops, to, &span)).unwrap_or_default();
+                    Path { verifiers: verifiers.clone(), suite, hops }
+                };
+                let paths: Vec<_> = ways.iter().map(path).collect();
                 let everywhere = IpNet::new(mask(to, 0), 0).into_iter().collect();
                 for from in from.clone().unwrap_or(everywhere) {
                     if from.addr().is_ipv4() != to.is_ipv4() {
@@ -257,8 +269,9 @@ impl Networks {
                             span.clone(),
                             format!("a path must not connect two address families: {from} to {to}"),
                         );
-                    } else if !self.paths.entry(to).or_default().add(from, path.clone()) {
-                        reader.fault(span.clone(), format!("there is a path from {from} to {to} already"));
+                    } else if !self.paths.entry(to).or_default().add(from, paths.clone()) {
+                        let way_out = "write other paths as [[paths.alternatives]] below it";
+                        reader.fault(span.clone(), format!("there is a path from {from} to {to} already: {way_out}"));
                     }
                 }
             }
@@ -313,11 +326,51 @@ fn read_verifiers(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Vec<Strin
     names.iter().map(|name| name.get_ref().to_string()).collect()
 }
 
+/// The way of a path or of an alternative: its verifiers, and the hops of a fixed path except the last.
+#[derive(PartialEq)]
+struct Way {
+    verifiers: Vec<String>,
+    hops: Option<Vec<Ipv6Addr>>,
+}
+
+/// Returns the way of a path, then those of its alternatives.
+fn read_ways(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Vec<Way> {
+    let is_fixed = fields.yes(reader, "fixed");
+    let way_out = "write each alternative as [[paths.alternatives]] below its path, with `verifiers` of its own, and \
+                   with `hops` if the path is fixed";
+    let alternatives =
+        fields.inner_tables(reader, "alternatives", "an alternative path", &["verifiers", "hops"], way_out);
+    if alternatives.len() > usize::from(PATH_MAX) {
+        let text = format!("a path can have up to {PATH_MAX} alternatives: found {}", alternatives.len());
+        reader.fault(fields.span(), text);
+    }
+    let mut ways = vec![read_way(reader, fields, is_fixed)];
+    for fields in &alternatives {
+        let way = read_way(reader, fields, is_fixed);
+        if ways.contains(&way) {
+            let text = "this alternative is the path itself, or another alternative: give it other verifiers";
+            reader.fault(fields.span(), text);
+        }
+        ways.push(way);
+    }
+    ways
+}
+
+fn read_way(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, is_fixed: bool) -> Way {
+    let verifiers = read_verifiers(reader, fields);
+    let hops = read_hops(reader, fields, verifiers.len(), is_fixed);
+    Way { verifiers, hops }
+}
+
 /// Returns the hops of a fixed path except the last, which is the receiving endpoint.
-fn read_hops(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, verifiers: usize) -> Option<Vec<Ipv6Addr>> {
+fn read_hops(
+    reader: &mut Reader<'_>,
+    fields: &Fields<'_, '_>,
+    verifiers: usize,
+    is_fixed: bool,
+) -> Option<Vec<Ipv6Addr>> {
     let value = fields.value("hops");
     let listed = value.map(|value| texts(reader, value)).unwrap_or_default();
-    let is_fixed = fields.yes(reader, "fixed");
     if !is_fixed {
         if let Some(value) = value {
             reader.fault(value.span(), "`hops` requires `fixed = true` on the path");
@@ -378,156 +431,4 @@ fn prefix(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<IpNet> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const TEXT: &str = r#"
-authority = "198.51.100.1"
-
-[[networks]]
-name = "blue"
-vni = 100
-
-[[networks]]
-name = "red"
-vni = 101
-
-[[places]]
-network = "blue"
-address = "10.0.0.0/24"
-endpoint = "192.0.2.1"
-interface = 1
-
-[[places]]
-network = "blue"
-address = ["10.0.0.7", "fd00::7"]
-endpoint = "192.0.2.2"
-interface = 2
-
-[[places]]
-network = "red"
-address = "10.0.0.7"
-endpoint = "192.0.2.1"
-interface = 3
-
-[[paths]]
-to = "192.0.2.1"
-verifiers = "tep-1"
-
-[[paths]]
-to = "192.0.2.1"
-from = "192.0.2.128/25"
-verifiers = ["edge", "tep-1"]
-suite = "siphash"
-"#;
-
-    fn faults(text: &str) -> String {
-        Networks::parse(text).unwrap_err().to_string()
-    }
-
-    #[test]
-    fn an_address_is_where_its_longest_prefix_is_in_each_network() {
-        let networks = Networks::parse(TEXT).unwrap();
-        let [blue, red] = ["blue", "red"].map(|name| networks.vni(name).unwrap());
-        let at = |vni, address: &str| networks.place(vni, address.parse().unwrap()).map(|place| place.interface.0);
-        assert_eq!(at(blue, "10.0.0.1"), Some(1));
-        assert_eq!((at(blue, "10.0.0.7"), at(red, "10.0.0.7")), (Some(2), Some(3)));
-        assert_eq!((at(blue, "fd00::7"), at(red, "fd00::7"), at(red, "10.0.0.1")), (Some(2), None, None));
-        assert_eq!((networks.name(blue), networks.name(Vni::new(7).unwrap())), (Some("blue"), None));
-    }
-
-    #[test]
-    fn a_place_says_who_may_ask_for_it() {
-        let asked_by = |names: &str| TEXT.replacen("interface = 2", &format!("interface = 2\nasked_by = {names}"), 1);
-        let networks = Networks::parse(&asked_by(r#"["group:hosts", "person:tep-2", "tag:rack"]"#)).unwrap();
-        let blue = networks.vni("blue").unwrap();
-        let who = |address: &str| networks.located(blue, address.parse().unwrap()).unwrap().asked_by.clone();
-        let [group, person, tag] = ["hosts", "tep-2", "rack"].map(str::to_owned);
-        assert_eq!(who("10.0.0.7"), Some(vec![Who::Group(group), Who::Person(person), Who::Tag(tag)]));
-        assert_eq!((who("10.0.0.1"), networks.groups().len()), (None, 1));
-        for wrong in ["\"everyone\"", "\"hosts\"", "\"group:a b\"", "[\"address:10.0.0.7\"]"] {
-            assert!(faults(&asked_by(wrong)).contains("is not one of \"person:NAME\""), "{wrong}");
-        }
-        assert!(["7", "[]"].iter().all(|wrong| Networks::parse(&asked_by(wrong)).is_err()));
-    }
-
-    #[test]
-    fn a_verifier_sees_the_places_behind_its_own_endpoints_and_no_others() {
-        let networks = Networks::parse(TEXT).unwrap();
-        let behind = |verifier: &str| {
-            let endpoints = networks.endpoints_of(verifier);
-            let places = networks.places_behind(&endpoints).into_iter();
-            let shown = |(vni, prefix, located): (Vni, IpNet, Option<&Located>)| {
-                let name = networks.name(vni).unwrap();
-                format!("{name} {prefix} {:?}", located.map(|located| located.place.interface.0))
-            };
-            (endpoints.len(), places.map(shown).collect::<Vec<_>>())
-        };
-        let own = ["blue 10.0.0.0/24 Some(1)", "blue 10.0.0.7/32 None", "red 10.0.0.7/32 Some(3)"];
-        assert_eq!(behind("tep-1"), (1, own.map(str::to_owned).to_vec()));
-        assert_eq!(behind("edge"), (0, vec![]), "it stands before another verifier");
-        assert_eq!(behind("tep-2"), (0, vec![]));
-    }
-
-    #[test]
-    fn a_path_depends_on_both_endpoints() {
-        let networks = Networks::parse(TEXT).unwrap();
-        let path = |from: &str, to: &str| networks.path(from.parse().unwrap(), to.parse().unwrap());
-        let near = path("192.0.2.2", "192.0.2.1").unwrap();
-        assert_eq!((near.verifiers.join(" "), near.suite), ("tep-1".into(), Suite::AesCmac));
-        let far = path("192.0.2.200", "192.0.2.1").unwrap();
-        assert_eq!((far.verifiers.join(" "), far.suite), ("edge tep-1".into(), Suite::Siphash));
-        assert_eq!((path("192.0.2.1", "192.0.2.2"), path("2001:db8::1", "192.0.2.1")), (None, None));
-        assert_eq!(networks.verifiers().into_iter().collect::<Vec<_>>(), ["edge", "tep-1"]);
-    }
-
-    const FIXED: &str = r#"
-[[paths]]
-to = ["2001:db8:3::1", "2001:db8:4::1"]
-verifiers = ["edge", "aside", "tep-1"]
-fixed = true
-hops = ["2001:db8:a::1", "2001:db8:b::1"]
-"#;
-
-    #[test]
-    fn a_fixed_path_leads_through_its_hops_to_each_endpoint() {
-        let networks = Networks::parse(&format!("{TEXT}{FIXED}")).unwrap();
-        let hops = |to: &str| &networks.path("2001:db8::1".parse().unwrap(), to.parse().unwrap()).unwrap().hops;
-        let expected =
-            |last: &str| ["2001:db8:a::1", "2001:db8:b::1", last].map(|hop| hop.parse::<Ipv6Addr>().unwrap());
-        assert_eq!(hops("2001:db8:3::1"), &expected("2001:db8:3::1"));
-        assert_eq!(hops("2001:db8:4::1"), &expected("2001:db8:4::1"));
-        let plain = networks.path("192.0.2.2".parse().unwrap(), "192.0.2.1".parse().unwrap()).unwrap();
-        assert!(plain.hops.is_empty());
-    }
-
-    #[test]
-    fn hops_that_lead_nowhere_are_told() {
-        let wrong = |from: &str, to: &str| faults(&format!("{TEXT}{}", FIXED.replace(from, to)));
-        assert!(wrong(", \"2001:db8:b::1\"]", "]").contains("1 for 3 verifiers"));
-        assert!(wrong("db8:b::1", "db8:a::1").contains("a hop of this path already"));
-        assert!(wrong("db8:b::1", "db8:3::1").contains("one of its hops"));
-        assert!(wrong("2001:db8:b::1", "192.0.2.1").contains("not an IPv6 address"));
-        assert!(wrong("\"2001:db8:4::1\"", "\"192.0.2.9\"").contains("IPv6 endpoints only"));
-        assert!(wrong("fixed = true", "").contains("requires `fixed = true`"));
-    }
-
-    #[test]
-    fn no_file_is_no_network() {
-        assert_eq!(Networks::parse("").unwrap(), Networks::default());
-    }
-
-    #[test]
-    fn what_is_wrong_is_told_with_the_way_out() {
-        assert!(faults(&TEXT.replace("authority = \"198.51.100.1\"", "")).contains("missing key `authority`"));
-        assert!(faults(&TEXT.replace("network = \"red\"", "network = \"rad\"")).contains("did you mean `red`?"));
-        assert!(faults(&TEXT.replace("vni = 101", "vni = 100")).contains("has the same number"));
-        assert!(faults(&TEXT.replace("vni = 101", "vni = 16777216")).contains("vni"));
-        assert!(faults(&TEXT.replace("10.0.0.0/24", "10.0.0.7")).contains("already has an endpoint"));
-        assert!(faults(&TEXT.replace("from = \"192.0.2.128/25\"", "")).contains("already"));
-        assert!(faults(&TEXT.replace("192.0.2.128/25", "2001:db8::/32")).contains("two address families"));
-        assert!(faults(&TEXT.replace("\"edge\", ", "\"tep-1\", ")).contains("on this path already"));
-        assert!(faults(&TEXT.replace("[\"edge\", \"tep-1\"]", "[]")).contains("1 to 5 verifiers"));
-        assert!(faults(&TEXT.replace("\"siphash\"", "\"sha224\"")).contains("aes-cmac or siphash"));
-    }
-}
+mod tests;

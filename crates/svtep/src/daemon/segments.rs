@@ -9,6 +9,7 @@ use datapath::svtep::{self, Unsent};
 use engine::endpoint::{self, Action, Refusal, Wanted};
 use engine::model::{self, Issued};
 use std::collections::BTreeSet;
+use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use wire::Vni;
 use wire::map::{SegmentEntry, SegmentKey, UnsentHeader, segment_state};
@@ -60,6 +61,10 @@ impl Daemon {
         let done = match action {
             Action::Ask(wanted, request) => {
                 self.ask(wanted, move |asker| async move { asker.segment_with_answers(&request).await });
+                Ok(())
+            }
+            Action::AskBoth(wanted, request) => {
+                self.ask(wanted, move |asker| async move { asker.both_segments(&request).await });
                 Ok(())
             }
             Action::AskBack(wanted, shown) => {
@@ -185,11 +190,41 @@ impl Daemon {
         }
     }
 
+    /// Sends probes to the endpoints for which the authority knows several paths, and changes the path if need be.
+    pub(super) fn probe(&mut self) {
+        if self.endpoint.ways().is_empty() {
+            return;
+        }
+        let before: Vec<_> = self.endpoint.ways().iter().map(|(to, way)| (*to, way.number)).collect();
+        let Self { endpoint, kernel, .. } = self;
+        let segments = &kernel.program().segments;
+        // The hasher has a random key.
+        let (hasher, mut count) = (RandomState::new(), 0_u64);
+        let random = || {
+            count += 1;
+            hasher.hash_one(count)
+        };
+        let actions = endpoint.probe(|key| segments.get(key).ok().flatten(), random, time());
+        for (to, number) in before {
+            let now = endpoint.ways().get(&to).map_or(number, |way| way.number);
+            if now < number {
+                tracing::info!(endpoint = %to, "requesting segments for path {now} instead of path {number}");
+            } else if now > number {
+                tracing::warn!(
+                    endpoint = %to,
+                    "the endpoint does not answer on path {number}: requesting segments for path {now}"
+                );
+            }
+        }
+        actions.into_iter().for_each(|action| self.perform(action));
+    }
+
     /// Renews segments that are in use and end soon, and removes those that have expired.
     pub(super) fn renew(&mut self) {
         let time = time();
         self.endpoint.sweep(time);
         let entries = self.kernel.program().segments.entries();
+        self.endpoint.follow_paths(&entries, time);
         let by_flow: BTreeSet<_> = entries
             .iter()
             .filter(|(key, entry)| key.is_for_one_flow() && entry.until > time)

@@ -3,7 +3,7 @@
 use super::Daemon;
 use crate::control::Request;
 use crate::now;
-use crate::view::{Counter, Segment, Status, Tenant};
+use crate::view::{Counter, Path, Segment, Status, Tenant};
 use anyhow::Result;
 use serde_json::Value;
 use std::sync::atomic::Ordering;
@@ -70,6 +70,8 @@ impl Daemon {
             addresses: self.settings.addresses.clone(),
             tenants: self.tenants(),
             open: self.endpoint.open() as u64,
+            paths: self.endpoint.ways().iter().map(|(to, way)| Path::new(*to, way)).collect(),
+            path_changes: self.endpoint.path_changes(),
             answers: [
                 ("given", self.answers.given),
                 ("refused", self.answers.refused),
@@ -117,7 +119,8 @@ impl Daemon {
             .filter_map(|(key, entry)| {
                 let tenant = &self.settings.tenants[*self.places.get(&key.interface)?];
                 let why = (entry.state() == segment_state::REFUSED).then(|| self.refusals.of(&key)).flatten();
-                Some(Segment::new(&key, &entry, &tenant.interface, &tenant.tenant.network, why))
+                let path = self.endpoint.path_of(&key, &entry);
+                Some(Segment::new(&key, &entry, &tenant.interface, &tenant.tenant.network, why, path))
             })
             .collect();
         all.sort_by(|a, b| {

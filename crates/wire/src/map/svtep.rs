@@ -82,7 +82,7 @@ impl Delivery {
 }
 
 /// Key of the table of segments. It describes those packets of a tenant to which a segment applies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SegmentKey {
     /// The tenant's interface.

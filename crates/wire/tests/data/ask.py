@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes ask.json: vectors and cases for docs/wire.md §8.13 to §8.15, without any code of the project.
+"""Writes ask.json: vectors and cases for docs/wire.md §8.13 to §8.16, without any code of the project.
 
 Needs the `cryptography` package. Byte strings are hex. A wrong request has an outcome: `not_ours` (not one of our requests),
 `forged` (not sealed with the line's key) or `malformed` (sealed with it, but not a valid question). A wrong answer is one that
@@ -36,9 +36,9 @@ def padded(bytes_, length):
 
 
 def question(network="blue", sender="10.0.0.5", sending="192.0.2.1", receiver="10.0.0.7", protocol=6, port=22,
-             sender_port=0, kind=1, length=None, zero=0, padding=b""):
+             sender_port=0, kind=1, length=None, flags=0, padding=b""):
     name = network.encode() if isinstance(network, str) else network
-    head = struct.pack(">BBHHBB", kind, protocol, port, sender_port, len(name) if length is None else length, zero)
+    head = struct.pack(">BBHHBB", kind, protocol, port, sender_port, len(name) if length is None else length, flags)
     text = head + packed(sender) + packed(sending) + packed(receiver) + name
     return padded(text, 220 - len(padding)) + padding
 
@@ -49,12 +49,12 @@ def request(plain, counter=1, line=LINE, key=KEY, head=None, way=REQUEST):
 
 
 def given(vni=100, now=1_800_000_000, receiving="192.0.2.2", option=b"", hops=(), answers=b"", words=None, count=None,
-          answer_words=None, zero=0, padding=b""):
+          answer_words=None, others=0, padding=b""):
     words = len(option) // 4 if words is None else words
     count = len(hops) if count is None else count
     text = b"\0" + struct.pack(">I", vni)[1:] + struct.pack(">I", now) + packed(receiving)
     answer_words = len(answers) // 4 if answer_words is None else answer_words
-    text += struct.pack(">BBBB", words, count, answer_words, zero) + option + b"".join(packed(hop) for hop in hops) + answers
+    text += struct.pack(">BBBB", words, count, answer_words, others) + option + b"".join(packed(hop) for hop in hops) + answers
     return padded(text, 224 - len(padding)) + padding
 
 
@@ -103,10 +103,13 @@ def requests():
         (1023, dict(network="a", sender="fd00::5", sending="2001:db8:1::1", receiver="fd00::7", protocol=255, port=0)),
         (2**64 - 1, dict(network="team@west+1._-", sender="10.255.255.255", sending="2001:db8:1::1")),
         (3, dict(answers=True)),
+        (4, dict(path=0)),
+        (5, dict(answers=True, path=3)),
     ]:
         row = dict(network="blue", sender="10.0.0.5", sending="192.0.2.1", receiver="10.0.0.7", protocol=6, port=22,
-                   sender_port=0, answers=False) | fields
-        plain = question(**{name: value for name, value in fields.items() if name != "answers"}, zero=int(row["answers"]))
+                   sender_port=0, answers=False, path=None) | fields
+        flags = int(row["answers"]) | (0 if row["path"] is None else 2 | row["path"] << 2)
+        plain = question(**{name: value for name, value in fields.items() if name not in ("answers", "path")}, flags=flags)
         cases.append(dict(line=LINE, key=KEY.hex(), counter=counter, **row, question=plain.hex(),
                           datagram=request(plain, counter).hex()))
     return cases
@@ -121,10 +124,10 @@ def answers():
         (1, dict(option=option)),
         (7, dict(vni=2**24 - 1, now=2**32 - 1, receiving="2001:db8:1::2", option=longest, hops=hops)),
         (2**64 - 1, dict(option=longest, hops=hops[:1], receiving=hops[0])),
-        (9, dict(option=option, answers=bytes(range(56)))),
+        (9, dict(option=option, answers=bytes(range(56)), others=3)),
         (10, dict(option=option, hops=hops[:2], receiving=hops[1], answers=bytes(range(124)))),
     ]:
-        row = dict(vni=100, now=1_800_000_000, receiving="192.0.2.2", hops=[], answers=b"") | fields
+        row = dict(vni=100, now=1_800_000_000, receiving="192.0.2.2", hops=[], answers=b"", others=0) | fields
         plain = given(**fields)
         shown = row | dict(option=row["option"].hex(), answers=row["answers"].hex())
         cases.append(dict(key=KEY.hex(), counter=counter, **shown, reply=plain.hex(),
@@ -261,8 +264,10 @@ def wrong_requests():
         ("a name that is not ASCII", "malformed", request(question(network="blåu"))),
         ("a name that is not UTF-8", "malformed", request(question(network=b"bl\xffe"))),
         ("a line end in the name", "malformed", request(question(network="blue\n"))),
-        ("an unknown flag", "malformed", request(question(zero=2))),
-        ("both flags", "malformed", request(question(zero=3))),
+        ("an unknown flag", "malformed", request(question(flags=16))),
+        ("all flags", "malformed", request(question(flags=255))),
+        ("a path from a client that knows none", "malformed", request(question(flags=4))),
+        ("a path from a client that knows none, with answers", "malformed", request(question(flags=13))),
         ("padding that is not zero", "malformed", request(question(padding=b"\1"))),
     ]
     return [dict(name=name, line=LINE, key=KEY.hex(), outcome=outcome, datagram=datagram.hex())
@@ -282,7 +287,7 @@ def wrong_answers():
         ("more words than there is room for", answer(given(words=50))),
         ("more words than an option has", answer(given(words=30))),
         ("more hops than proofs", answer(given(option=option, count=6))),
-        ("a reserved byte", answer(given(option=option, zero=1))),
+        ("more paths than there are numbers", answer(given(option=option, others=4))),
         ("more words for answers than there is room for", answer(given(option=option, answer_words=40))),
         ("bytes behind the answers", answer(given(option=option, answers=bytes(8), answer_words=1, padding=b"\1"))),
         ("padding that is not zero", answer(given(option=option, padding=b"\1"))),
@@ -297,7 +302,7 @@ def wrong_answers():
 
 
 def main():
-    out = dict(about="Vectors and cases for docs/wire.md §8.13 to §8.15, made by ask.py.", requests=requests(),
+    out = dict(about="Vectors and cases for docs/wire.md §8.13 to §8.16, made by ask.py.", requests=requests(),
                answers=answers(), wrong_requests=wrong_requests(), wrong_answers=wrong_answers(),
                grant_requests=grant_requests(), grant_answers=grant_answers(), passed_on=passed_on(),
                wrong_grant_answers=wrong_grant_answers())

@@ -14,6 +14,7 @@ use serde::Deserialize;
 use std::sync::Arc;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use wire::ask::PATH_MAX;
 
 /// Returns the routes of these calls.
 pub(super) fn routes() -> OpenApiRouter<Arc<Authority>> {
@@ -24,12 +25,17 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Authority>> {
 struct SegmentQuery {
     #[serde(default)]
     answers: bool,
+    #[serde(default)]
+    path: u8,
 }
 
 /// Request a path segment for a sender in a virtual network
 #[utoipa::path(
     post, path = "/v1/segments", security(("session" = [])), request_body = SegmentRequest,
-    params(("answers" = Option<bool>, Query, description = "Whether to add the segment for the receiver's answers")),
+    params(
+        ("answers" = Option<bool>, Query, description = "Whether to add the segment for the receiver's answers"),
+        ("path" = Option<u8>, Query, maximum = 3, description = "The number of the path; absent: 0, the first path")
+    ),
     responses((status = 200, body = PathSegment), Problem)
 )]
 async fn segment(
@@ -39,13 +45,19 @@ async fn segment(
     query: Result<Query<SegmentQuery>, QueryRejection>,
     Body(request): Body<SegmentRequest>,
 ) -> Authorized<PathSegment> {
-    let malformed = |_| Problem::Malformed("`answers` must be true, false or absent".into());
-    let Query(SegmentQuery { answers }) = query.map_err(malformed)?;
+    let malformed = || {
+        let text = format!("`answers` must be true, false or absent, and `path` 0 to {PATH_MAX} or absent");
+        Problem::Malformed(text)
+    };
+    let Query(SegmentQuery { answers, path }) = query.map_err(|_| malformed())?;
+    if path > PATH_MAX {
+        return Err(malformed());
+    }
     if request.to.protocol == 0 {
         return Err(Problem::Malformed("protocol 0 is not valid: 6 is TCP, 17 is UDP".into()));
     }
     let _turn = queue.turn(&caller.session.person).await;
-    segments.issue(caller.token, &caller.session, &request, answers, caller.peer.address).await.map(Json)
+    segments.issue(caller.token, &caller.session, &request, answers, path, caller.peer.address).await.map(Json)
 }
 
 /// Request the return path segment for a segment that arrived with a packet

@@ -30,7 +30,7 @@ fn answers(expires: u32) -> Given {
 
 fn issued(answers: &Given) -> Issued {
     let answers = answers.passed_on(&key()).expect("it can be passed on");
-    Issued { given: segment(SegmentFlags::REPLY, out(), NOW + 300), answers }
+    Issued { given: segment(SegmentFlags::REPLY, out(), NOW + 300), answers, others: 0 }
 }
 
 /// Lets the sending endpoint pass this segment on. Returns the frame that the receiving endpoint's program hands up.
@@ -162,7 +162,8 @@ fn a_tenant_gets_only_so_many_segments_passed_on_and_leaves_room_for_others() {
         };
         let back = of(flags.with(SegmentFlags::RETURN, true), back());
         let came = of(flags.with(SegmentFlags::REPLY, true), out());
-        let issued = Issued { given: came.clone(), answers: back.passed_on(&key()).expect("it can be") };
+        let answers = back.passed_on(&key()).expect("it can be");
+        let issued = Issued { given: came.clone(), answers, others: 0 };
         let mut sending = super::endpoint();
         let (wanted, _) = ask(&mut sending, &syn("10.0.0.1", "10.0.0.2", client, SERVICE));
         let actions = sending.answered(&wanted, Ok(issued), now);

@@ -20,8 +20,17 @@ fn lines() -> Lines<u32> {
 
 fn request(line: u64, counter: u64) -> Request {
     let [sender, sending, receiver] = [[10, 0, 0, 5], [192, 0, 2, 1], [10, 0, 0, 7]].map(IpAddr::from);
-    let question =
-        Question { network: "blue", sender, sending, receiver, protocol: 6, port: 22, sender_port: 0, answers: false };
+    let question = Question {
+        network: "blue",
+        sender,
+        sending,
+        receiver,
+        protocol: 6,
+        port: 22,
+        sender_port: 0,
+        answers: false,
+        path: None,
+    };
     key(line).seal_request(LineNumber(line), counter, &question.encode().unwrap()).unwrap()
 }
 

@@ -36,6 +36,18 @@ impl Given {
         Ok(Self { segment, proofs, hops: path.to_vec(), ..self.clone() })
     }
 
+    /// Reports whether the authority issued this segment for the path with these hops, whose verifiers have these `keys`
+    /// in the epoch of the segment. `hops` is empty if the path is not fixed. On a fixed path, the first proof is
+    /// sufficient, because it covers the hops.
+    pub fn takes(&self, keys: &[ProofKey], hops: &[Ipv6Addr]) -> bool {
+        let checked = if hops.is_empty() { keys.len() } else { 1 };
+        let mut proofs = (0..).zip(self.proofs.iter().zip(keys)).take(checked);
+        let is_proved = |(pointer, (proof, key)): (u8, (&[u8; 16], &ProofKey))| {
+            self.is_proved(&Proof(*proof), &Segment { pointer, ..self.segment }, key)
+        };
+        self.hops == hops && self.proofs.len() == keys.len() && proofs.all(is_proved)
+    }
+
     /// Reports whether `proof` is the proof that the key of the first verifier yields for the segment `shown`. If the
     /// segment has hops, the proof covers them, too.
     pub(super) fn is_proved(&self, proof: &Proof, shown: &Segment, first: &ProofKey) -> bool {
