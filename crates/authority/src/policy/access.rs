@@ -253,8 +253,12 @@ impl AccessRequests {
             }
             (own.collect::<Vec<_>>(), receivers)
         };
-        let version = self.enforcer.version.load(Ordering::SeqCst);
-        let (delegations, own) = self.policy.with(read).await;
+        let (version, (delegations, own)) = {
+            // The policy does not change here while this lock is held. If it is not the one in the database, the form to
+            // give access has a version that no policy has.
+            let policy = self.policy.read().await;
+            (self.facts(Vec::new()).await.map_or(0, |facts| facts.version), read(policy.policy()))
+        };
         if own.is_empty() {
             return Ok(ToDecide::default());
         }

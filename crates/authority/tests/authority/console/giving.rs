@@ -68,7 +68,8 @@ async fn by_operator(stage: &Stage, givings: Vec<Giving>) -> Result<Vec<String>,
 
 #[tokio::test]
 async fn a_delegate_gives_access_that_is_used_and_withdrawn() {
-    let stage = delegated().await;
+    let mut stage = delegated().await;
+    stage.restart().await;
     let eve = stage.login("eve").await;
     let mut heard = events(&eve).await;
     let mut bob = Browser::logged_in(&stage, "bob").await;
