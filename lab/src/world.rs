@@ -28,7 +28,7 @@ use wire::Carrier;
 
 pub use agent::Agent;
 pub use authority::{Authority, PASSWORD, PORT as AUTHORITY_PORT};
-pub use names::{AUTHORITY_NAME, DOMAIN, FRONT_NAME, NAME_SERVER, NameServer, OPEN_NAME, dig};
+pub use names::{AUTHORITY_NAME, DOMAIN, FRONT_NAME, NAME_SERVER, NameServer, OPEN_NAME, dig, on_resolving};
 pub use network::{
     AUTHORITY, DARK4, DARK6, FRONT4, FRONT6, INSIDE4, Network, OPEN4, OPEN6, POOL, PUBLIC4, PUBLIC6, Way, in_family,
 };

@@ -1,5 +1,6 @@
 //! Tests of discovery by DNS with real resolvers, the authority's name server and the agent, and of forged answers.
 
+use std::fs::{File, read_to_string};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -7,16 +8,19 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use lab::forge::Packet;
+use lab::nobody::succeed;
 use lab::service::{ask, call};
 use lab::world::{
     AUTHORITY, AUTHORITY_NAME, Agent, Authority, DOMAIN, ECHO, FRONT_NAME, FRONT4, FRONT6, INSIDE4, NameServer,
-    Network, OPEN_NAME, OPEN4, Services, Verifier, Way, dig, policy,
+    Network, OPEN_NAME, OPEN4, Services, Verifier, Way, dig, on_resolving, policy,
 };
 use lab::{Capture, Port, poll, test};
 use serde_json::Value;
 use wire::DropReason;
 
 const SOON: Duration = Duration::from_secs(20);
+/// The type of SRV records.
+const SRV: u16 = 33;
 /// Maximum number of overheard records that the agent keeps.
 const OVERHEARD_MAX: usize = 64;
 
@@ -70,6 +74,55 @@ fn a_person_logs_in_by_a_domain_and_the_first_packet_to_one_of_its_names_is_prov
         let dropped = DropReason::ALL.iter().find(|reason| since.contains_key(reason.name()));
         ensure!(dropped.is_none(), "a packet was dropped: {since:?}");
         ensure!(stage.verifier.counters()?.named("token") >= before.named("token") + 4, "{since:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn agent_verifier_and_rootless_client_find_an_authority_by_its_name() {
+    test(|| {
+        let mut stage = Stage::new(&[])?;
+        // No authority answers at the first server that DNS lists for the name.
+        let (done, said) = stage.agent.try_login_at(AUTHORITY_NAME, &stage.authority, "alice")?;
+        ensure!(done && said.contains(&format!("logged in to {AUTHORITY_NAME}")), "{said}");
+        call(&stage.network.alice, echo(FRONT4)?, SOON)?;
+        // After a restart, the agent finds the authority by the name again.
+        stage.agent.kill()?;
+        stage.agent.run()?;
+        let is_fine = |session: &Value| session["person"] == "alice" && session["trouble"].is_null();
+        let is_back = || stage.agent.status().is_ok_and(|status| is_fine(&status["session"]));
+        ensure!(poll(SOON, is_back), "{}", stage.agent.status()?);
+        ensure!(stage.agent.status()?["session"]["authority"] == AUTHORITY_NAME, "{}", stage.agent.status()?);
+
+        // DNS lists the same authority for another name, which the authority's certificate does not contain.
+        let (done, said) = stage.agent.try_login_at(DOMAIN, &stage.authority, "alice")?;
+        ensure!(!done && said.contains("not valid for name") && said.contains("--name"), "{said}");
+        let (done, said) = stage.agent.try_login_at("nothing.example.org", &stage.authority, "alice")?;
+        ensure!(
+            !done && said.contains("_vouchsafe._tcp.nothing.example.org") && said.contains("https://HOST"),
+            "{said}"
+        );
+
+        let folder = stage.network.alice.dir().join("own");
+        let own = |words: &[&str]| -> Result<String> {
+            let mut command = on_resolving(&stage.network.alice)?;
+            command.arg(lab::vouchsafe()).args(words).args(["--own", "--session-dir"]).arg(&folder);
+            if words[0] == "login" {
+                command.arg("--ca").arg(stage.authority.ca());
+            }
+            succeed(command.stdin(File::open(stage.authority.password_file())?))
+        };
+        own(&["login", "--authority", AUTHORITY_NAME, "--user", "alice", "--device", "own", "--password-stdin"])?;
+        let status = own(&["status"])?;
+        ensure!(status.contains(&format!("authority {AUTHORITY_NAME}: reachable")), "{status}");
+
+        let code = stage.authority.enrolment_code("second")?;
+        let dir = stage.network.server.dir().join("second-verifier");
+        let mut enrol = on_resolving(&stage.network.server)?;
+        enrol.arg(lab::vouchsafe()).args(["verifier", "enrol", "--authority", AUTHORITY_NAME, "--code", &code]);
+        succeed(enrol.arg("--ca").arg(stage.authority.ca()).arg("--dir").arg(&dir))?;
+        let file = read_to_string(dir.join("verifier.toml"))?;
+        ensure!(file.contains(&format!("authority = \"{AUTHORITY_NAME}\"")), "{file}");
         Ok(())
     });
 }
@@ -137,12 +190,15 @@ fn the_name_server_answers_as_its_kind_does() {
     });
 }
 
+/// Returns a name as DNS messages contain it.
+fn labels(name: &str) -> Vec<u8> {
+    let labels = name.split('.').filter(|label| !label.is_empty());
+    labels.flat_map(|label| [&[label.len() as u8], label.as_bytes()].concat()).chain([0]).collect()
+}
+
 /// Builds a DNS answer to a query for the addresses of `asked`, with a TXT record of the name `owner`.
 fn answer(asked: &str, owner: &str, record: &str) -> Vec<u8> {
-    let name = |text: &str| -> Vec<u8> {
-        let labels = text.split('.').filter(|label| !label.is_empty());
-        labels.flat_map(|label| [&[label.len() as u8], label.as_bytes()].concat()).chain([0]).collect()
-    };
+    let name = labels;
     let strings: Vec<u8> =
         record.as_bytes().chunks(255).flat_map(|part| [&[part.len() as u8], part].concat()).collect();
     let header = [0, 7, 0x85, 0x80, 0, 1, 0, 1, 0, 0, 0, 1];
@@ -217,15 +273,21 @@ fn forged_answers_get_an_attacker_nothing() {
     });
 }
 
-/// Runs a name server of an attacker, which answers every query with this record.
-fn lie(socket: &UdpSocket, record: &str, end: &AtomicBool) -> Result<()> {
+/// Runs a name server of an attacker, which answers every query with this record, or with this server if the query is
+/// for servers.
+fn lie(socket: &UdpSocket, record: &str, (host, port): (&str, u16), end: &AtomicBool) -> Result<()> {
     let mut question = [0; 1024];
     while !end.load(Relaxed) {
         let Ok((size, from)) = socket.recv_from(&mut question) else { continue };
         // Find the end of the query's name, and skip type and class.
         let name = question[12..size].iter().position(|byte| *byte == 0).context("a name")? + 17;
-        let text = [&[record.len() as u8], record.as_bytes()].concat();
-        let entry = [&[0xc0, 12, 0, 16, 0, 1, 0, 0, 14, 16][..], &(text.len() as u16).to_be_bytes(), &text].concat();
+        let kind = [question[name - 4], question[name - 3]];
+        let data = match u16::from_be_bytes(kind) {
+            SRV => [&[0, 0, 0, 1][..], &port.to_be_bytes(), &labels(host)].concat(),
+            _ => [&[record.len() as u8], record.as_bytes()].concat(),
+        };
+        let length = (data.len() as u16).to_be_bytes();
+        let entry = [&[0xc0, 12][..], &kind, &[0, 1, 0, 0, 14, 16], &length, &data].concat();
         let header = [&question[..2], &[0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0]].concat();
         socket.send_to(&[&header[..], &question[12..name], &entry].concat(), from)?;
     }
@@ -239,20 +301,33 @@ fn a_name_server_that_lies_sends_nobodys_password_anywhere() {
         let stage = Stage::new(&["--resolver", liar])?;
         let socket = stage.network.router.enter(|| UdpSocket::bind(liar))?;
         socket.set_read_timeout(Some(Duration::from_millis(50)))?;
-        let end = Arc::new(AtomicBool::new(false));
-        let lying = std::thread::spawn({
-            let end = end.clone();
-            move || lie(&socket, "v=vouchsafe1; authority=https://203.0.113.66", &end)
-        });
         let cable = Capture::start(&stage.network.alice, "eth0")?;
-        let tried = stage.agent.try_login_by(DOMAIN, &stage.authority, "alice");
-        end.store(true, Relaxed);
-        let Ok(lied) = lying.join() else { bail!("the liar broke down") };
-        lied?;
-        let (done, said) = tried?;
+        // Runs the liar, which lists a server at `server`, while somebody tries to log in.
+        let meanwhile = |server: (&'static str, u16), tries: &dyn Fn() -> Result<(bool, String)>| {
+            let (end, socket) = (Arc::new(AtomicBool::new(false)), socket.try_clone()?);
+            let lying = std::thread::spawn({
+                let end = end.clone();
+                move || lie(&socket, "v=vouchsafe1; authority=https://203.0.113.66", server, &end)
+            });
+            let tried = tries();
+            end.store(true, Relaxed);
+            let Ok(lied) = lying.join() else { bail!("the liar broke down") };
+            lied.and(tried)
+        };
+        let by_domain = || stage.agent.try_login_by(DOMAIN, &stage.authority, "alice");
+        let (done, said) = meanwhile((OPEN_NAME, ECHO), &by_domain)?;
         ensure!(!done && said.contains("is not within example.org"), "{said}");
         cable.settle()?;
         ensure!(cable.lines("tcp")?.is_empty(), "somebody was called: {:?}", cable.lines("tcp")?);
+        ensure!(stage.agent.status()?["session"].is_null(), "logged in");
+        // A login by the name of the authority. The liar leads it to a stranger, and to an authority of another name,
+        // whose certificate is of the same CA.
+        let (agent, authority) = (&stage.agent, &stage.authority);
+        let by_name = |name: &'static str| move || agent.try_login_at(name, authority, "alice");
+        let (done, said) = meanwhile((OPEN_NAME, ECHO), &by_name(AUTHORITY_NAME))?;
+        ensure!(!done && said.contains("cannot reach the authority"), "{said}");
+        let (done, said) = meanwhile((AUTHORITY_NAME, 8443), &by_name(DOMAIN))?;
+        ensure!(!done && said.contains("not valid for name"), "{said}");
         ensure!(stage.agent.status()?["session"].is_null(), "logged in");
         // The authority is still reachable if the user gives its address.
         ensure!(stage.agent.try_login(&stage.authority, "alice")?.0, "not logged in by address");

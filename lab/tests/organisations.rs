@@ -1,15 +1,18 @@
 //! Tests of a person who is logged in to two organisations at the same time with one agent. The authorities of the two
 //! organisations don't trust each other.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use lab::net::veth;
+use lab::nobody::{said, succeed};
 use lab::service::{Echo, ask, call, exchange};
-use lab::world::{AUTHORITY, AUTHORITY_PORT, Agent, Authority, ECHO, SOON, Verifier, policy_for_echo};
-use lab::{Namespace, poll, test};
+use lab::world::{AUTHORITY, AUTHORITY_PORT, Agent, Authority, ECHO, PASSWORD, SOON, Verifier, policy_for_echo};
+use lab::{Namespace, Nobody, poll, test};
 use nix::sys::signal::Signal;
 
 /// The servers of the two organisations.
@@ -158,6 +161,88 @@ fn a_person_reaches_a_server_in_each_of_two_organisations_at_the_same_time() {
         let status = stage.agent.status()?;
         ensure!(status["organisations"][1]["session"]["person"] == "alice", "{status}");
         ensure!(status["organisations"][1]["networks"][0] == ACME_NETWORK, "{status}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_client_without_root_reaches_a_server_in_each_of_two_organisations() {
+    test(|| {
+        let stage = Stage::new()?;
+        let nobody = Nobody::new(&stage.client)?;
+        nobody.login(&stage.home.authority, "alice")?;
+        let password = nobody.write("password", PASSWORD, 0o600)?;
+        let ca = nobody.write("acme.pem", fs::read(stage.acme.authority.ca())?, 0o644)?;
+        let log_in_to_acme = |more: &[&str]| -> Result<(bool, String)> {
+            let mut login =
+                nobody.vouchsafe(["login", "--organisation", "acme", "--user", "alice", "--password-stdin"]);
+            login.args(["--authority", &stage.acme.authority.url(), "--ca"]).arg(&ca).args(more);
+            let output = login.stdin(File::open(&password)?).output()?;
+            Ok((output.status.success(), said(&output)))
+        };
+        // The rules for networks are the agent's.
+        let refused: [(&[&str], &[&str]); 2] =
+            [(&[], &["acme", "--network"]), (&["--network", "192.0.2.0/25"], &["acme", "default", HOME])];
+        for (arguments, words) in refused {
+            let (done, text) = log_in_to_acme(arguments)?;
+            ensure!(!done && words.iter().all(|word| text.contains(word)), "{arguments:?}: {text}");
+        }
+        let (done, text) = log_in_to_acme(&["--network", ACME_NETWORK])?;
+        ensure!(done, "{text}");
+        let reach = |organisation: &Organisation| -> Result<()> {
+            let mut connect = nobody.vouchsafe(["connect", organisation.address, &ECHO.to_string()]);
+            let mut child = connect.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+            let (mut input, mut output) = (child.stdin.take().context("in")?, child.stdout.take().context("out")?);
+            let mut answer = [0; 5];
+            input.write_all(b"hello")?;
+            output.read_exact(&mut answer).with_context(|| format!("no answer from {}", organisation.address))?;
+            drop(input);
+            ensure!(child.wait()?.success() && &answer == b"hello", "{answer:?}");
+            Ok(())
+        };
+        let json = |words: &[&str]| -> Result<serde_json::Value> {
+            Ok(serde_json::from_str(&succeed(nobody.vouchsafe(words).arg("--json"))?)?)
+        };
+        let grants = || -> Result<Vec<(String, Option<String>)>> {
+            let list = json(&["grants", "list"])?["grants"].as_array().cloned().unwrap_or_default();
+            let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
+            let one =
+                |grant: &serde_json::Value| (text(&grant["prefix"]).unwrap_or_default(), text(&grant["organisation"]));
+            Ok(list.iter().map(one).collect())
+        };
+        reach(&stage.home)?;
+        reach(&stage.acme)?;
+        let expected = [(format!("{HOME}/32"), None), (format!("{ACME}/32"), Some("acme".to_owned()))];
+        ensure!(grants()? == expected, "{:?}", grants()?);
+        let status = json(&["status"])?;
+        ensure!(status["session"]["person"] == "alice", "{status}");
+        ensure!(status["organisations"][1]["session"]["authority"] == stage.acme.authority.url(), "{status}");
+
+        // The authority of acme claims the other organisation's server. Packets to it still carry tokens of its own
+        // organisation.
+        stage.acme.authority.apply(&policy_for_echo(&[ACME, "192.0.2.0/24"]))?;
+        let status = json(&["status"])?;
+        ensure!(status["organisations"][1]["refused"] == serde_json::json!(["192.0.2.0/24"]), "{status}");
+        stage.home.authority.revoke("alice")?;
+        nobody.login(&stage.home.authority, "alice")?;
+        reach(&stage.home)?;
+        reach(&stage.acme)?;
+        ensure!(grants()?.contains(&expected[0]), "{:?}", grants()?);
+
+        // Without a session, packets to acme's server carry no token, but acme keeps its networks.
+        let logout = |more: &[&str]| {
+            let mut logout = nobody.vouchsafe(["logout", "--organisation", "acme"]);
+            succeed(logout.args(more))
+        };
+        logout(&[])?;
+        ensure!(grants()? == expected[..1], "{:?}", grants()?);
+        reach(&stage.home)?;
+        let (done, text) = log_in_to_acme(&[])?;
+        ensure!(done, "{text}");
+        reach(&stage.acme)?;
+        logout(&["--forget"])?;
+        let (done, text) = log_in_to_acme(&[])?;
+        ensure!(!done && text.contains("--network"), "{text}");
         Ok(())
     });
 }

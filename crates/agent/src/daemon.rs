@@ -288,7 +288,7 @@ impl Daemon {
     fn resume(&mut self, subject: Subject, session: KeptSession) {
         let uid = subject.user();
         let (ca, limits) = (session.ca.as_deref().map(str::as_bytes), self.limits(subject));
-        match Authority::of_user(&session.authority, ca, uid, limits) {
+        match Authority::of_user(&session.authority, ca, (uid, limits), &self.settings.resolvers) {
             Ok(authority) => {
                 self.connect(subject, session.knowing(authority));
                 let KeptSession { expires, receivers, sealed, skew, .. } = session;

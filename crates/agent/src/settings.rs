@@ -6,7 +6,7 @@ use crate::wishes::{self, Wished};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use engine::agent::{self, Consent};
-use engine::discovery::{AuthorityUrl, Domain};
+use engine::discovery::{Domain, servers};
 use engine::document::{Faults, Reader, texts};
 use engine::openflow::plane::Household;
 use ipnet::IpNet;
@@ -210,11 +210,7 @@ impl Settings {
 
     /// Reports whether the configuration permits logins to this authority.
     pub fn may_log_in_to(&self, url: &str) -> bool {
-        let same = |only: &String| match (only.parse::<AuthorityUrl>(), url.parse::<AuthorityUrl>()) {
-            (Ok(only), Ok(url)) => only == url,
-            _ => only == url,
-        };
-        self.authorities.is_empty() || self.authorities.iter().any(same)
+        self.authorities.is_empty() || self.authorities.iter().any(|only| servers::name_the_same(only, url))
     }
 
     fn resolve(flags: Flags, file: Flags) -> Result<Self> {
@@ -261,8 +257,12 @@ impl Settings {
             flags.switches_ca.or(file.switches_ca),
         )?;
         let authorities = either(flags.authority, file.authority);
-        if let Some(wrong) = authorities.iter().find(|url| !url.starts_with("https://")) {
-            bail!("authority: {wrong:?} is not the URL of an authority: write https://HOST:PORT");
+        let is_authority = |text: &str| text.starts_with("https://") || text.parse::<Domain>().is_ok();
+        if let Some(wrong) = authorities.iter().find(|text| !is_authority(text)) {
+            bail!(
+                "authority: {wrong:?} names no authority: write https://HOST:PORT, or the name for which DNS lists the \
+                 authority's servers"
+            );
         }
         let discover = either(flags.discover, file.discover);
         let discover = discover.iter().map(|name| name.parse().map_err(|why| anyhow::anyhow!("discover: {why}")));

@@ -13,7 +13,7 @@ pub use zone::Zone;
 
 use crate::Directory;
 use anyhow::{Context, Result};
-use engine::discovery::{Domain, Record};
+use engine::discovery::{Domain, Record, Server as Listed, servers};
 
 /// The discovery data of an authority: the domain, its record, and the record's time to live.
 pub struct Published {
@@ -23,6 +23,8 @@ pub struct Published {
     pub record: Record,
     /// Time to live of the record, in seconds.
     pub ttl: u32,
+    /// The servers that SRV records list for the authority of the domain.
+    pub servers: Vec<Listed>,
 }
 
 const NO_DNS: &str = "authority.toml has no table [dns]: set at least `domain = \"example.org\"` in it";
@@ -57,6 +59,11 @@ impl Published {
             "cannot build the record of the domain: set `protects` in [dns] to few networks that cover the addresses \
              in the policy",
         )?;
-        Ok(Self { domain: dns.domain, record, ttl: dns.ttl })
+        Ok(Self { domain: dns.domain, record, ttl: dns.ttl, servers: dns.servers })
+    }
+
+    /// Returns the lines of a zone file that list the authority's servers.
+    pub(crate) fn server_lines(&self) -> String {
+        servers::zone_lines(&self.domain, &self.servers, self.ttl)
     }
 }

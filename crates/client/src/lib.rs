@@ -29,9 +29,11 @@ mod call;
 mod choice;
 mod cluster;
 pub mod convert;
+pub mod dns;
 mod error;
 mod events;
 mod owner;
+mod resolving;
 mod sending;
 mod tls;
 
@@ -52,8 +54,9 @@ use bounds::Gate;
 use call::{Call, parse, read};
 use cluster::{Clients, Cluster, Connections};
 use events::Wanted;
-use owner::{Elsewhere, OwnedBy};
+use owner::OwnedBy;
 use reqwest::{ClientBuilder, StatusCode, Url};
+use resolving::{Resolver, begin};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::net::SocketAddr;
@@ -105,27 +108,39 @@ fn base(url: &str) -> Result<Url, Error> {
 }
 
 impl Authority {
-    /// Creates a client of the authority at `url` (`https://…`). The client trusts only the certificates in `ca_pem`.
-    /// If `ca_pem` is `None`, it trusts the system's certificates.
+    /// Creates a client of the authority at a URL (`https://…`), or of the authority whose servers DNS lists for a name
+    /// (wire.md §7.3). The client trusts only the certificates in `ca_pem`. If `ca_pem` is `None`, it trusts the
+    /// system's certificates.
     ///
     /// # Errors
     ///
-    /// Fails if the URL or a certificate is malformed, or if there are no certificates to trust.
-    pub fn new(url: &str, ca_pem: Option<&[u8]>) -> Result<Self, Error> {
-        Self::over(base(url)?, ca_pem, Gate::default(), |builder| builder)
+    /// Fails if `authority` or a certificate is malformed, or if there are no certificates to trust.
+    pub fn new(authority: &str, ca_pem: Option<&[u8]>) -> Result<Self, Error> {
+        let (url, by_name) = begin(authority, &[])?;
+        let resolver = by_name.map(|by_name| Arc::new(Resolver::new(Gate::default(), Some(by_name))));
+        Self::over(url, ca_pem, Gate::default(), |builder| match &resolver {
+            Some(resolver) => builder.dns_resolver(resolver.clone()),
+            None => builder,
+        })
     }
 
     /// Creates a client whose sockets belong to the user `uid`, although root opens them. If such a socket belonged to
     /// root, the agent would put root's tokens into the packets that the user causes. The caller needs `CAP_SETUID`.
-    /// The client connects only to authorities at addresses that `bounds` does not refuse.
+    /// The client connects only to authorities at addresses that `bounds` does not refuse. If `authority` is a name, the
+    /// client asks `name_servers` for the authority's servers, or the system's name servers if there are none.
     ///
     /// # Errors
     ///
     /// Fails as [`Self::new`] does.
-    pub fn of_user(url: &str, ca_pem: Option<&[u8]>, uid: u32, bounds: Arc<dyn Bounds>) -> Result<Self, Error> {
-        let url = base(url)?;
+    pub fn of_user(
+        authority: &str,
+        ca_pem: Option<&[u8]>,
+        (uid, bounds): (u32, Arc<dyn Bounds>),
+        name_servers: &[SocketAddr],
+    ) -> Result<Self, Error> {
+        let (url, by_name) = begin(authority, name_servers)?;
         let gate = Gate::new(&url, bounds);
-        let resolver = Arc::new(Elsewhere(gate.clone()));
+        let resolver = Arc::new(Resolver::new(gate.clone(), by_name));
         let own = |builder: ClientBuilder| builder.connector_layer(OwnedBy(uid)).dns_resolver(resolver.clone());
         Ok(Self { owner: Some(uid), ..Self::over(url, ca_pem, gate, own)? })
     }

@@ -5,11 +5,9 @@
 //! this id only while it is polled: a poll opens sockets, but no files. Names are resolved in a separate task: threads
 //! that the resolver starts during a poll would keep the changed id.
 
-use crate::bounds::Gate;
 use nix::unistd::Uid;
 #[cfg(target_os = "linux")]
 use nix::unistd::setfsuid;
-use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -92,22 +90,6 @@ impl Acting {
 impl Drop for Acting {
     fn drop(&mut self) {
         setfsuid(self.before);
-    }
-}
-
-/// A DNS resolver that looks up each name in a separate task. The look-up therefore does not run as the user on whose
-/// behalf the connection is made. Returns only addresses that the gate admits.
-pub struct Elsewhere(pub(crate) Gate);
-
-impl Resolve for Elsewhere {
-    fn resolve(&self, name: Name) -> Resolving {
-        let gate = self.0.clone();
-        Box::pin(async move {
-            let host = name.as_str().to_owned();
-            let found = tokio::spawn(async move { tokio::net::lookup_host((host, 0)).await.map(Vec::from_iter) });
-            let admitted = gate.admit(name.as_str(), found.await??)?;
-            Ok(Box::new(admitted.into_iter()) as Addrs)
-        })
     }
 }
 

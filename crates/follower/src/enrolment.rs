@@ -13,7 +13,7 @@ use zeroize::{Zeroize, Zeroizing};
 /// A role's identity at its authority. Secret.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Enrolment {
-    /// The authority's URL (`https://…`).
+    /// The authority's URL (`https://…`), or the name for which DNS lists its servers.
     pub authority: String,
     /// The certificates to trust for the authority, PEM; `None` for the system's.
     pub ca: Option<String>,
@@ -52,7 +52,7 @@ impl Drop for Enrolment {
     }
 }
 
-/// Enrols at an authority. The arguments are the authority's URL, a file with the certificates to trust for the
+/// Enrols at an authority. The arguments are the authority's URL or name, a file with the certificates to trust for the
 /// authority, and the one-time code. Stores the enrolment in the folder under the name `file`, in the form that
 /// `encode` returns. Removes the state of an earlier enrolment.
 ///

@@ -1,7 +1,9 @@
-//! The folder of a user's own session: `~/.config/vouchsafe`, with mode 0700 and files of mode 0600. If the kernel has
-//! persistent keyrings, the user's keyring contains the session's secret, and no file does.
+//! The folder of a user's own sessions: `~/.config/vouchsafe`, with mode 0700 and files of mode 0600. If the kernel has
+//! persistent keyrings, the user's keyring contains the sessions' secrets, and no file does. The session with an
+//! organisation that has a name is in a folder below it.
 
-use crate::kept::KeptSession;
+use crate::kept::{KeptNetworks, KeptSession};
+use crate::organisation::OrganisationName;
 use crate::{Error, keyring};
 use serde::{Deserialize, Serialize};
 use shell::folder::Folder;
@@ -14,6 +16,10 @@ use zeroize::Zeroizing;
 const SESSION: &str = "session.json";
 const GRANTS: &str = "grants.json";
 const LOCK: &str = "lock";
+/// The file with the networks of all organisations.
+const NETWORKS: &str = "networks.json";
+/// The folder with the folders of organisations that have a name.
+const ORGANISATIONS: &str = "organisations";
 /// Maximum number of grants in the file.
 const GRANTS_MAX: usize = 256;
 
@@ -86,6 +92,64 @@ impl Store {
     /// Returns the store in the folder `dir`, which need not exist yet.
     pub fn at(dir: &Path) -> Self {
         Self { folder: Folder::at(dir) }
+    }
+
+    /// Returns the store of the session with an organisation. The default organisation's is this store.
+    pub fn of(&self, organisation: Option<&OrganisationName>) -> Self {
+        match organisation {
+            None => self.clone(),
+            Some(name) => Self::at(&self.folder.file(ORGANISATIONS).join(name.as_str())),
+        }
+    }
+
+    /// Reads the networks of the user's organisations.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file can't be read or is malformed.
+    pub fn networks(&self) -> Result<KeptNetworks, Error> {
+        let Some(text) = self.folder.read(NETWORKS).map_err(|error| fault(&error))? else {
+            return Ok(KeptNetworks::default());
+        };
+        serde_json::from_slice(&text).map_err(|error| {
+            let file = self.folder.file(NETWORKS);
+            Error::Folder(format!(
+                "cannot read {}, which says for which networks your organisations may speak: {error}. Remove the file, \
+                 and log in to each organisation again, with --network",
+                file.display()
+            ))
+        })
+    }
+
+    /// Changes the networks of the user's organisations. If `change` fails, the networks stay as they were, and this
+    /// method returns the failure.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file can't be read or written.
+    pub fn change_networks<E>(
+        &self,
+        change: impl FnOnce(&mut KeptNetworks) -> Result<(), E>,
+    ) -> Result<Result<(), E>, Error> {
+        self.folder.make().map_err(|error| fault(&error))?;
+        let _lock = self.lock()?;
+        let before = self.networks()?;
+        let mut networks = before.clone();
+        if let Err(why) = change(&mut networks) {
+            return Ok(Err(why));
+        }
+        if networks.are_default() {
+            self.folder.remove(NETWORKS);
+        } else if networks != before {
+            self.write(NETWORKS, &networks)?;
+        }
+        Ok(Ok(()))
+    }
+
+    /// Removes the folder of an organisation that the user has forgotten.
+    pub fn remove_organisation(&self, name: &OrganisationName) {
+        self.of(Some(name)).remove();
+        let _ = std::fs::remove_dir_all(self.folder.file(ORGANISATIONS).join(name.as_str()));
     }
 
     /// Returns the folder's path.
@@ -257,6 +321,40 @@ mod tests {
         assert_eq!(text.contains("secret"), keyring::read(&store.key()).is_none(), "{text}");
         store.remove();
         assert!(store.load().unwrap().is_none() && keyring::read(&store.key()).is_none());
+    }
+
+    #[test]
+    fn organisations_have_sessions_of_their_own_and_networks_outlive_them() {
+        let room = tempfile::tempdir().unwrap();
+        let store = Store::at(&room.path().join("vouchsafe"));
+        let name: OrganisationName = "acme".parse().unwrap();
+        let network = || Some(vec!["203.0.113.0/24".parse().unwrap()]);
+        let refused = store.change_networks(|networks| {
+            networks.set(Some(&name), network());
+            Err("no")
+        });
+        assert!(refused.unwrap().is_err() && store.networks().unwrap().are_default());
+        let change = |networks: &mut KeptNetworks| {
+            networks.set(Some(&name), network());
+            Ok::<_, ()>(())
+        };
+        store.change_networks(change).unwrap().unwrap();
+        store.save(&session("first"), 1000).unwrap();
+        let acme = store.of(Some(&name));
+        acme.save(&session("second"), 1000).unwrap();
+        assert_eq!(std::fs::metadata(acme.path()).unwrap().mode() & 0o777, 0o700);
+        let token = |store: &Store| store.load().unwrap().map(|kept| kept.token);
+        assert_eq!((token(&store).as_deref(), token(&acme).as_deref()), (Some("first"), Some("second")));
+        acme.remove();
+        assert_eq!((token(&store).as_deref(), token(&acme)), (Some("first"), None));
+        assert_eq!(store.networks().unwrap().all().count(), 2);
+        store.remove_organisation(&name);
+        assert!(!acme.path().exists());
+        std::fs::write(store.path().join(NETWORKS), "{").unwrap();
+        let broken = store.networks().err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(broken.contains("networks.json") && broken.contains("--network"), "{broken}");
+        assert!(store.change_networks(change).is_err(), "nothing is replaced");
+        store.remove();
     }
 
     #[test]

@@ -23,6 +23,7 @@ mod datagrams;
 mod error;
 mod fetching;
 mod folder;
+pub mod joining;
 pub mod kept;
 #[cfg(target_os = "linux")]
 mod keyring;
@@ -33,10 +34,10 @@ pub mod login;
 pub mod organisation;
 pub mod own;
 pub mod protocol;
-pub mod resolver;
 mod session;
 pub mod stream;
 
+pub use client::dns as resolver;
 pub use datagrams::Datagrams;
 pub use error::Error;
 pub use folder::{Places, default_dir};

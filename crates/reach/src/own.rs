@@ -1,18 +1,23 @@
-//! The user's own session. It answers the same calls as the agent ([`crate::protocol`]), so that commands need not know
-//! which of the two answers.
+//! The user's own sessions, one with each organisation. They answer the same calls as the agent ([`crate::protocol`]),
+//! so that commands need not know which of the two answers.
 
 use crate::folder::{Places, Store};
+use crate::joining::{self, Known, Refusal, Wanted};
+use crate::kept::{KeptNetworks, KeptSession, Territory};
 use crate::login::{self, LoggedIn, Pending, refused, refused_by};
+use crate::organisation::{OrganisationName, shown};
 use crate::protocol::{
-    AccessCall, Call, Discovered, Finding, Grant, Reply, Request, Rung, RungState, Standing, Status,
+    AccessCall, Call, Discovered, Finding, Grant, Organisation, Reply, Request, Rung, RungState, Standing, Status,
 };
 use crate::{Error, Session, access, protocol, resolver};
 use api::{Callback, LoginOutcome};
-use client::Authority;
-use engine::agent::{Clock, Consent};
+use client::{Authority, convert};
+use engine::agent::{Clock, Consent, Subject};
 use engine::discovery::{Answer, Domain};
+use ipnet::IpNet;
 use nix::unistd::Uid;
 use shell::clock::{since_boot, unix};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,7 +29,7 @@ const STATUS_TIME: Duration = Duration::from_secs(4);
 /// Maximum time that a logout waits for the authority to name the identity provider's own session.
 const LOGOUT_TIME: Duration = Duration::from_secs(4);
 
-/// The user's own session. If a login has been started in one clone, all clones can finish it.
+/// The user's own sessions. If a login has been started in one clone, all clones can finish it.
 #[derive(Clone)]
 pub struct OwnSession {
     dir: PathBuf,
@@ -36,48 +41,64 @@ struct Started {
     pending: Pending,
 }
 
-/// The authority at which the user logs in.
+/// The authority at which the user logs in, and its organisation.
 #[derive(Clone)]
 struct At {
     url: String,
     ca: Option<String>,
+    organisation: Option<OrganisationName>,
+    /// The networks that the user lets the organisation speak for; empty for those as before.
+    networks: Vec<IpNet>,
 }
 
 impl At {
     fn authority(&self) -> Result<Authority, client::Error> {
         Authority::new(&self.url, self.ca.as_deref().map(str::as_bytes))
     }
+
+    /// Returns the networks for which the organisation may speak after the login.
+    fn plan(&self, store: &Store, networks: &KeptNetworks) -> Result<Option<Vec<IpNet>>, Refusal> {
+        let territory = networks.territory();
+        let sessions = networks.all().map(|(subject, name, _)| {
+            let mut session = store.of(name).load().ok().flatten()?;
+            // Claims that are ignored must not prevent a login to the organisation to which the addresses belong.
+            session.receivers = territory.claims(subject, std::mem::take(&mut session.receivers)).0;
+            Some(session)
+        });
+        let sessions: Vec<_> = sessions.collect();
+        let known = networks.all().zip(&sessions);
+        let known = known.map(|((_, name, networks), session)| Known { name, networks, session: session.as_ref() });
+        let Self { url, organisation, networks, .. } = self;
+        let wanted = Wanted { organisation: organisation.as_ref(), networks, authority: url };
+        joining::plan(&wanted, &known.collect::<Vec<_>>(), &BTreeMap::new())
+    }
 }
 
 impl OwnSession {
-    /// Returns the session in the folder `dir`.
+    /// Returns the sessions in the folder `dir`.
     pub fn at(dir: PathBuf) -> Self {
         Self { dir, started: Arc::default() }
     }
 
     /// Carries out a call and returns the reply.
     pub async fn answer(&self, Request { organisation, networks, call, .. }: Request) -> Reply {
-        if organisation.is_some() || !networks.is_empty() {
-            return refused(
-                "needs_agent",
-                "your own session is with one organisation, whose authority may speak for every address: only the \
-                 agent can have several organisations at once, and no agent runs here. For another session, name \
-                 another folder with --session-dir"
-                    .to_owned(),
-            );
-        }
+        let name = organisation.clone();
+        let at = |url, ca| At { url, ca, organisation, networks };
         match call {
             Call::Login { authority: url, ca, person, password, totp, device } => {
                 let login = api::Login { person, password, totp, device };
                 let log_in = async |authority: Authority| authority.login(&login).await.map(LoginOutcome::LoggedIn);
-                self.enter(At { url, ca }, log_in).await
+                self.enter(at(url, ca), log_in).await
             }
             Call::LoginMethods { authority: url, ca } => {
-                let methods = async { At { url, ca }.authority()?.login_methods().await };
+                let methods = async { at(url, ca).authority()?.login_methods().await };
                 methods.await.map_or_else(|error| refused_by(&error), Reply::LoginMethods)
             }
             Call::StartLogin { authority: url, ca, device, way } => {
-                let at = At { url, ca };
+                let at = at(url, ca);
+                if let Err(why) = self.permit(&at) {
+                    return why;
+                }
                 let start = async { login::start(&at.authority()?, Uid::current().as_raw(), device, way).await };
                 match start.await {
                     Ok((pending, started)) => {
@@ -92,13 +113,13 @@ impl OwnSession {
                 let log_in = async |authority: Authority| {
                     authority.login_by_key(&key, &device).await.map(LoginOutcome::LoggedIn)
                 };
-                self.enter(At { url, ca }, log_in).await
+                self.enter(at(url, ca), log_in).await
             }
-            Call::Logout { .. } => self.logout().await,
+            Call::Logout { forget } => self.logout(name.as_ref(), forget).await,
             Call::Status => self.status().await,
             Call::Discover { domain } => discover(domain.as_deref()).await,
             Call::Grants => self.grants(),
-            Call::Access(call) => self.access(call).await,
+            Call::Access(call) => self.access(name.as_ref(), call).await,
             Call::Explain { address, protocol, port } => self.explain(address, protocol, port).await,
             // A client without root has no other way than the packet itself.
             Call::Rungs { .. } => Reply::Rungs {
@@ -123,13 +144,23 @@ impl OwnSession {
         Store::at(&self.dir)
     }
 
+    /// Checks that the organisation of a login takes no addresses from another one. Refuses the login otherwise.
+    fn permit(&self, at: &At) -> Result<(), Reply> {
+        let store = self.store();
+        let networks = store.networks().map_err(|error| refused("broken", error.to_string()))?;
+        at.plan(&store, &networks).map(drop).map_err(|(kind, text)| refused(kind, text))
+    }
+
     async fn enter(&self, at: At, log_in: impl AsyncFnOnce(Authority) -> Result<LoginOutcome, client::Error>) -> Reply {
+        if let Err(why) = self.permit(&at) {
+            return why;
+        }
         let outcome = async {
             let authority = at.authority()?;
-            login::enter(&authority, at.url, at.ca, log_in(authority.clone())).await
+            login::enter(&authority, at.url.clone(), at.ca.clone(), log_in(authority.clone())).await
         };
         match outcome.await {
-            Ok(Some(done)) => self.logged_in(done).await,
+            Ok(Some(done)) => self.logged_in(&at, done).await,
             Ok(None) => Reply::LoginPending,
             Err(error) => refused_by(&error),
         }
@@ -143,15 +174,28 @@ impl OwnSession {
         self.enter(at, async |authority: Authority| authority.finish_login(&finish).await).await
     }
 
-    async fn logged_in(&self, done: LoggedIn) -> Reply {
-        let LoggedIn { mut kept, time, .. } = done;
+    async fn logged_in(&self, at: &At, done: LoggedIn) -> Reply {
+        let LoggedIn { authority, mut kept, time } = done;
         self.started.lock().await.take();
+        // Another process may have logged in to another organisation meanwhile.
+        let store = self.store();
+        let planned = store.change_networks::<Refusal>(|networks| {
+            let own = at.plan(&store, networks)?;
+            networks.set(at.organisation.as_ref(), own);
+            Ok(())
+        });
+        let planned = planned.unwrap_or_else(|error| Err(("other", error.to_string())));
+        if let Err((kind, text)) = planned {
+            let _ = tokio::time::timeout(LOGOUT_TIME, authority.logout()).await;
+            return refused(kind, text);
+        }
+        let store = store.of(at.organisation.as_ref());
         let local = Clock::at(unix(), since_boot());
         let mut clock = local;
         clock.sync(time.value, time.requested, time.answered);
         kept.skew = clock.skew(&local);
-        let before = self.store().load().ok().flatten();
-        let place = match self.store().save(&kept, time.value) {
+        let before = store.load().ok().flatten();
+        let place = match store.save(&kept, time.value) {
             Ok(place) => place,
             Err(error) => return refused("other", error.to_string()),
         };
@@ -168,13 +212,37 @@ impl OwnSession {
         }
     }
 
-    async fn logout(&self) -> Reply {
-        let kept = match self.store().load() {
-            Ok(Some(kept)) => kept,
-            Ok(None) => return refused("not_logged_in", "not logged in".to_owned()),
-            Err(error) => return refused("other", error.to_string()),
+    /// Ends the session with an organisation. If `forget` is true, also forgets the organisation's networks.
+    async fn logout(&self, organisation: Option<&OrganisationName>, forget: bool) -> Reply {
+        let store = self.store();
+        let known = store.networks().map(|networks| networks.subject(organisation).is_some());
+        let kept = match (known, store.of(organisation).load()) {
+            (Ok(false), _) => {
+                let text = format!("you have no organisation {:?}", shown(organisation));
+                return refused("no_organisation", text);
+            }
+            (Ok(true), Ok(kept)) => kept,
+            (Err(error), _) | (_, Err(error)) => return refused("other", error.to_string()),
         };
-        self.store().remove();
+        store.of(organisation).remove();
+        if forget {
+            let forgotten = store.change_networks::<Refusal>(|networks| {
+                networks.forget(organisation);
+                Ok(())
+            });
+            if let Err(error) = forgotten {
+                return refused("other", error.to_string());
+            }
+            if let Some(name) = organisation {
+                store.remove_organisation(name);
+            }
+        }
+        let Some(kept) = kept else {
+            return match forget {
+                true => Reply::Done { text: format!("forgot {}", shown(organisation)) },
+                false => refused("not_logged_in", "not logged in".to_owned()),
+            };
+        };
         let text = format!("logged out of {}", kept.authority);
         let told = async { kept.caller()?.logout().await };
         match tokio::time::timeout(LOGOUT_TIME, told).await {
@@ -190,60 +258,57 @@ impl OwnSession {
         }
     }
 
-    /// Returns the state of the session. Only the authority knows whether it was revoked.
+    /// Returns the state of the sessions. Only the authorities know whether they were revoked.
     async fn status(&self) -> Reply {
-        let kept = match self.store().load() {
-            Ok(kept) => kept,
+        let networks = match self.store().networks() {
+            Ok(networks) => networks,
             Err(error) => return refused("broken", error.to_string()),
         };
-        let skew = kept.as_ref().map_or(0, |kept| kept.skew);
-        let now = Clock::at(unix(), since_boot()).shifted(skew).unix(since_boot());
-        let mut session = None;
-        if let Some(kept) = kept.filter(|kept| kept.expires > now) {
-            let caller = kept.caller();
-            let answer = match &caller {
-                Ok(authority) => tokio::time::timeout(STATUS_TIME, authority.destinations()).await,
-                Err(error) => Ok(Err(client::Error::Other(error.to_string()))),
+        let territory = Arc::new(networks.territory());
+        let mut lookups = Vec::new();
+        for (subject, name, own) in networks.all() {
+            let kept = match self.store().of(name).load() {
+                Ok(kept) => kept,
+                Err(error) => return refused("broken", error.to_string()),
             };
-            let (in_use, authorities) = caller.map(|authority| authority.members()).unwrap_or_default().shown();
-            let trouble = match &answer {
-                Ok(Ok(_)) => None,
-                Ok(Err(error)) => Some(error.to_string()),
-                Err(_) => Some("the authority does not answer".to_owned()),
+            let one = Organisation {
+                name: shown(name).to_owned(),
+                networks: own.map(<[IpNet]>::to_vec),
+                session: None,
+                refused: Vec::new(),
+                refused_members: Vec::new(),
             };
-            let (person, device, authority, expires) = (kept.person, kept.device, kept.authority, kept.expires);
-            if !matches!(answer, Ok(Err(client::Error::NotLoggedIn))) {
-                let destinations = kept.receivers;
-                session = Some(protocol::Session {
-                    person,
-                    device,
-                    authority,
-                    in_use,
-                    authorities,
-                    trouble,
-                    expires,
-                    grants_by: Default::default(),
-                    destinations,
-                });
+            lookups.push((
+                kept.as_ref().map_or(0, |kept| kept.skew),
+                tokio::spawn(look(one, kept, subject, territory.clone())),
+            ));
+        }
+        let skew = lookups.first().map_or(0, |(skew, _)| *skew);
+        let mut organisations = Vec::new();
+        for (_, lookup) in lookups {
+            match lookup.await {
+                Ok(one) => organisations.push(one),
+                Err(error) => return refused("other", error.to_string()),
             }
         }
+        let session = organisations.first().and_then(|default| default.session.clone());
         Reply::Status(Box::new(Status {
             tunnels: Vec::new(),
             tunnel_queues: Vec::new(),
             uid: Uid::current().as_raw(),
             session,
-            organisations: Vec::new(),
+            organisations: if networks.are_default() { Vec::new() } else { organisations },
             interfaces: Vec::new(),
             counters: Default::default(),
             default: Consent::Allow,
             discovered: Vec::new(),
-            now,
+            now: Clock::at(unix(), since_boot()).shifted(skew).unix(since_boot()),
             own: Some(self.dir.clone()),
         }))
     }
 
-    async fn access(&self, call: AccessCall) -> Reply {
-        let kept = match self.store().load() {
+    async fn access(&self, organisation: Option<&OrganisationName>, call: AccessCall) -> Reply {
+        let kept = match self.store().of(organisation).load() {
             Ok(Some(kept)) => kept,
             Ok(None) => return refused("not_logged_in", "not logged in: run `vouchsafe login`".to_owned()),
             Err(error) => return refused("broken", error.to_string()),
@@ -259,9 +324,9 @@ impl OwnSession {
             Ok(session) => session,
             Err(error) => return refusal(&error),
         };
-        let (grants, _) = session.holdings();
+        let grants = session.grants().into_iter();
         Reply::Grants {
-            grants: grants.iter().map(Grant::from).collect(),
+            grants: grants.map(|(organisation, view)| Grant { organisation, ..Grant::from(&view) }).collect(),
             rules: Vec::new(),
             default: Consent::Allow,
             now: shell::clock::now(),
@@ -294,6 +359,45 @@ impl OwnSession {
     fn open(&self) -> Result<Session, Error> {
         Session::open(&Places { socket: None, dir: self.dir.clone() })
     }
+}
+
+/// Adds the state of its session to an organisation.
+async fn look(
+    one: Organisation,
+    kept: Option<KeptSession>,
+    subject: Subject,
+    territory: Arc<Territory>,
+) -> Organisation {
+    let skew = kept.as_ref().map_or(0, |kept| kept.skew);
+    let now = Clock::at(unix(), since_boot()).shifted(skew).unix(since_boot());
+    let Some(kept) = kept.filter(|kept| kept.expires > now) else { return one };
+    let caller = kept.caller();
+    let answer = match &caller {
+        Ok(authority) => tokio::time::timeout(STATUS_TIME, authority.destinations()).await,
+        Err(error) => Ok(Err(client::Error::Other(error.to_string()))),
+    };
+    let (in_use, authorities) = caller.map(|authority| authority.members()).unwrap_or_default().shown();
+    let (trouble, listed) = match answer {
+        Ok(Ok(answer)) => (None, convert::receivers(&answer.destinations)),
+        Ok(Err(client::Error::NotLoggedIn)) => return one,
+        Ok(Err(error)) => (Some(error.to_string()), Vec::new()),
+        Err(_) => (Some("the authority does not answer".to_owned()), Vec::new()),
+    };
+    let mut refused = territory.claims(subject, listed).1;
+    refused.truncate(joining::NETWORKS_MAX);
+    let (destinations, _) = territory.claims(subject, kept.receivers);
+    let session = protocol::Session {
+        person: kept.person,
+        device: kept.device,
+        authority: kept.authority,
+        in_use,
+        authorities,
+        trouble,
+        expires: kept.expires,
+        grants_by: Default::default(),
+        destinations,
+    };
+    Organisation { session: Some(session), refused, ..one }
 }
 
 fn refusal(error: &Error) -> Reply {

@@ -319,8 +319,8 @@ pub struct Status {
     pub uid: u32,
     /// The user's session with the default organisation; absent if the user is not logged in there.
     pub session: Option<Session>,
-    /// The user's organisations, the default one first. Empty for a session of the user's own, which is with one
-    /// organisation.
+    /// The user's organisations, the default one first. Empty for a session of the user's own if the user has only the
+    /// default organisation.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub organisations: Vec<Organisation>,
     /// The agent's interfaces.
@@ -365,7 +365,7 @@ pub struct Organisation {
     /// The session; absent if the user is not logged in there.
     pub session: Option<Session>,
     /// Networks that the organisation's authority lists as its own, although it is not allowed to speak for them. The
-    /// agent ignores these networks.
+    /// agent ignores these networks, and so do the user's own sessions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<IpNet>,
     /// The reasons why the agent does not connect to some members of the authority's cluster.

@@ -3,14 +3,15 @@
 use crate::datagrams::Datagrams;
 use crate::fetching::{Fetcher, News};
 use crate::folder::{KeptGrant, Places, Store};
-use crate::kept::KeptSession;
+use crate::kept::{KeptNetworks, KeptSession, Territory};
 use crate::login::Timed;
+use crate::organisation::OrganisationName;
 use crate::stream::{self, Block, Plan};
 use crate::{Error, agent};
 use client::convert;
 use engine::agent::wallet::Standing;
-use engine::agent::{Clock, Event, GrantView, Wallet};
-use engine::model::{GrantRequest, Receiver};
+use engine::agent::{Clock, Event, GrantView, Subject, Wallet};
+use engine::model::GrantRequest;
 use nix::sys::socket::SockaddrStorage;
 use shell::clock::{since_boot, unix};
 use std::collections::BTreeMap;
@@ -56,12 +57,34 @@ pub enum Way {
 #[derive(Clone)]
 pub struct Session(Arc<Inner>);
 
-pub(crate) enum Inner {
+enum Inner {
     Agent,
-    Own(Box<Own>),
+    /// The user's own sessions, each with another organisation.
+    Own(Arc<Territory>, Vec<Own>),
 }
 
-pub(crate) struct Own {
+impl Inner {
+    fn all(&self) -> &[Own] {
+        match self {
+            Self::Agent => &[],
+            Self::Own(_, all) => all,
+        }
+    }
+
+    /// Returns the session of the organisation that may speak for an address. Packets to addresses without such a
+    /// session carry no token.
+    fn at(&self, address: IpAddr) -> Option<&Own> {
+        let Self::Own(territory, all) = self else { return None };
+        let subject = territory.at(address)?;
+        all.iter().find(|own| own.subject == subject)
+    }
+}
+
+/// A user's own session with one organisation.
+struct Own {
+    organisation: Option<OrganisationName>,
+    subject: Subject,
+    territory: Arc<Territory>,
     store: Store,
     kept: KeptSession,
     fetcher: Fetcher,
@@ -101,40 +124,17 @@ impl Session {
             return Ok(Self(Arc::new(Inner::Agent)));
         }
         let store = Store::at(&places.dir);
-        let kept = store.load()?.ok_or(Error::NotLoggedIn)?;
-        let clock = Clock::at(unix(), since_boot()).shifted(kept.skew);
-        let now = clock.unix(since_boot());
-        if kept.expires <= now {
-            return Err(Error::NotLoggedIn);
-        }
-        let mut wallet = Wallet::new(kept.receivers.clone());
-        for grant in store.grants() {
-            if let Ok(read) = convert::grant(&grant.answer) {
-                // A stored grant may have ended, which is not an error.
-                let _ = wallet.add(&read, &grant.to(), now, since_boot());
-            }
-        }
-        let nonce = getrandom::u32().map_err(|error| Error::Folder(format!("cannot get random numbers: {error}")))?;
-        let round_trips = BTreeMap::new();
-        let authorities = kept.authorities.clone();
-        let state =
-            Mutex::new(State { wallet, clock, nonce, has_ended: false, authorities, listed: None, round_trips });
-        let own = Own {
-            store,
-            kept,
-            fetcher: Fetcher::default(),
-            consents: AtomicBool::new(false),
-            state,
-            asking: Mutex::default(),
-        };
-        Ok(Self(Arc::new(Inner::Own(Box::new(own)))))
+        let networks = store.networks()?;
+        let territory = Arc::new(networks.territory());
+        let all = Own::open_all(&store, &networks, &territory)?;
+        if all.is_empty() { Err(Error::NotLoggedIn) } else { Ok(Self(Arc::new(Inner::Own(territory, all)))) }
     }
 
     /// Returns which program puts tokens into first packets.
     pub fn way(&self) -> Way {
         match *self.0 {
             Inner::Agent => Way::Agent,
-            Inner::Own(_) => Way::Own,
+            Inner::Own(..) => Way::Own,
         }
     }
 
@@ -142,31 +142,27 @@ impl Session {
     /// destinations for which their choice at the console is `ask`. Without this call, the authority denies grants for
     /// these destinations, because a program or a web page may have chosen them.
     pub fn consent(&self) {
-        if let Inner::Own(own) = &*self.0 {
-            own.consents.store(true, Ordering::Relaxed);
-        }
+        self.0.all().iter().for_each(|own| own.consents.store(true, Ordering::Relaxed));
     }
 
-    /// Starts to follow the authority's events, which keep receivers and grants up to date. A process that runs for a
+    /// Starts to follow the authorities' events, which keep receivers and grants up to date. A process that runs for a
     /// long time needs this.
     ///
     /// # Errors
     ///
     /// Fails if the thread that follows the events can't be started.
     pub fn follow(&self) -> Result<(), Error> {
-        let Inner::Own(own) = &*self.0 else { return Ok(()) };
-        let weak = Arc::downgrade(&self.0);
-        let hear = move |news| {
-            if let Some(inner) = weak.upgrade() {
-                // The thread that reports the event must be free for the calls that the event causes.
-                std::thread::spawn(move || {
-                    if let Inner::Own(own) = &*inner {
-                        own.hear(&news);
-                    }
-                });
-            }
-        };
-        own.fetcher.follow(&own.kept, hear).map_err(|error| Error::Folder(error.to_string()))
+        for (index, own) in self.0.all().iter().enumerate() {
+            let weak = Arc::downgrade(&self.0);
+            let hear = move |news| {
+                if let Some(inner) = weak.upgrade() {
+                    // The thread that reports the event must be free for the calls that the event causes.
+                    std::thread::spawn(move || inner.all()[index].hear(&news));
+                }
+            };
+            own.fetcher.follow(&own.kept, hear).map_err(|error| Error::Folder(error.to_string()))?;
+        }
+        Ok(())
     }
 
     /// Connects to a host by TCP. Tries its addresses one after the other until one answers.
@@ -197,8 +193,8 @@ impl Session {
     pub fn connect_to(&self, to: SocketAddr, timeouts: Timeouts) -> Result<TcpStream, Error> {
         let to = SocketAddr::new(to.ip().to_canonical(), to.port());
         let deadline = Instant::now() + timeouts.connect;
-        let own = match &*self.0 {
-            Inner::Own(own) if own.needs_token(&destination(to, TCP))? => own,
+        let own = match self.0.at(to.ip()) {
+            Some(own) if own.needs_token(&destination(to, TCP))? => own,
             _ => {
                 let stream = TcpStream::connect_timeout(&to, timeouts.connect);
                 return stream.map_err(|source| Error::Io { to, source });
@@ -225,7 +221,7 @@ impl Session {
         timeouts: Timeouts,
     ) -> Result<bool, Error> {
         let to = SocketAddr::new(to.ip().to_canonical(), to.port());
-        let Inner::Own(own) = &*self.0 else { return Ok(false) };
+        let Some(own) = self.0.at(to.ip()) else { return Ok(false) };
         if !own.needs_token(&destination(to, TCP))? {
             return Ok(false);
         }
@@ -254,7 +250,7 @@ impl Session {
     /// Fails if there is no grant.
     pub fn datagram_block(&self, to: SocketAddr) -> Result<Option<Block>, Error> {
         let to = SocketAddr::new(to.ip().to_canonical(), to.port());
-        let Inner::Own(own) = &*self.0 else { return Ok(None) };
+        let Some(own) = self.0.at(to.ip()) else { return Ok(None) };
         if !own.needs_token(&destination(to, wire::packet::UDP))? {
             return Ok(None);
         }
@@ -264,8 +260,7 @@ impl Session {
     /// Reports whether the last known list of the person's receivers includes this address and port. Returns `false` if
     /// the session is at the agent, which has the list.
     pub fn is_protected(&self, to: SocketAddr, protocol: u8) -> bool {
-        let Inner::Own(own) = &*self.0 else { return false };
-        own.state().wallet.receiver(&destination(to, protocol)).is_some()
+        self.0.at(to.ip()).is_some_and(|own| own.state().wallet.receiver(&destination(to, protocol)).is_some())
     }
 
     /// Returns the grant for a destination, for a command that explains what would happen to a packet. Fetches the
@@ -275,7 +270,7 @@ impl Session {
     ///
     /// Fails if there is no grant and none can be fetched, or if the session is at the agent.
     pub fn grant(&self, to: SocketAddr, protocol: u8) -> Result<(GrantView, bool), Error> {
-        let Inner::Own(own) = &*self.0 else { return Err(Error::NotLoggedIn) };
+        let own = self.0.at(to.ip()).ok_or(Error::NotLoggedIn)?;
         let place = destination(to, protocol);
         let had = own.view(&place).is_some();
         own.ensure(to, protocol)?;
@@ -283,19 +278,67 @@ impl Session {
         view.map(|view| (view, !had)).ok_or_else(|| no_grant(to, "the grant ended at once"))
     }
 
-    /// Returns the grants, and the receivers that the person may reach. Both are empty if the session is at the agent.
-    pub fn holdings(&self) -> (Vec<GrantView>, Vec<Receiver>) {
-        match &*self.0 {
-            Inner::Own(own) => {
-                let state = own.state();
-                (state.wallet.views(), state.wallet.receivers().to_vec())
-            }
-            Inner::Agent => Default::default(),
-        }
+    /// Returns the grants, each with the organisation that gave it; `None` stands for the default organisation. Returns
+    /// none if the session is at the agent.
+    pub fn grants(&self) -> Vec<(Option<OrganisationName>, GrantView)> {
+        let views = |own: &Own| {
+            let (name, views) = (own.organisation.clone(), own.state().wallet.views());
+            views.into_iter().map(move |view| (name.clone(), view))
+        };
+        self.0.all().iter().flat_map(views).collect()
     }
 }
 
 impl Own {
+    /// Opens the sessions that have not ended.
+    fn open_all(store: &Store, networks: &KeptNetworks, territory: &Arc<Territory>) -> Result<Vec<Self>, Error> {
+        let mut all = Vec::new();
+        for (subject, name, _) in networks.all() {
+            let store = store.of(name);
+            if let Some(kept) = store.load()? {
+                all.extend(Self::open(store, kept, (name.cloned(), subject), territory)?);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Opens a session with its stored grants. Returns `None` if the session has ended.
+    fn open(
+        store: Store,
+        kept: KeptSession,
+        (organisation, subject): (Option<OrganisationName>, Subject),
+        territory: &Arc<Territory>,
+    ) -> Result<Option<Self>, Error> {
+        let clock = Clock::at(unix(), since_boot()).shifted(kept.skew);
+        let now = clock.unix(since_boot());
+        if kept.expires <= now {
+            return Ok(None);
+        }
+        let mut wallet = Wallet::new(territory.claims(subject, kept.receivers.clone()).0);
+        for grant in store.grants() {
+            if let Ok(read) = convert::grant(&grant.answer) {
+                // A stored grant may have ended, which is not an error.
+                let _ = wallet.add(&read, &grant.to(), now, since_boot());
+            }
+        }
+        let nonce = getrandom::u32().map_err(|error| Error::Folder(format!("cannot get random numbers: {error}")))?;
+        let round_trips = BTreeMap::new();
+        let authorities = kept.authorities.clone();
+        let state =
+            Mutex::new(State { wallet, clock, nonce, has_ended: false, authorities, listed: None, round_trips });
+        Ok(Some(Self {
+            organisation,
+            subject,
+            territory: territory.clone(),
+            store,
+            kept,
+            fetcher: Fetcher::default(),
+            consents: AtomicBool::new(false),
+            state,
+            asking: Mutex::default(),
+        }))
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -340,6 +383,7 @@ impl Own {
         let (value, authorities) = value;
         let receivers = convert::receivers(&value.destinations);
         engine::agent::check_receivers(&receivers).map_err(|error| client::Error::Other(error.to_string()))?;
+        let (receivers, _) = self.territory.claims(self.subject, receivers);
         let (changed, skew) = {
             let mut state = self.state();
             let changed = state.wallet.receivers() != receivers || state.authorities != authorities;

@@ -242,7 +242,7 @@ async fn status(arguments: StatusArguments) -> Result<ExitCode> {
     Ok(code)
 }
 
-/// Prints the networks of the user's organisations, and the claims that the agent ignores.
+/// Prints the networks of the user's organisations, and the claims that are ignored.
 fn organisations(status: &Status) {
     let list = |networks: &[IpNet]| networks.iter().map(IpNet::to_string).collect::<Vec<_>>().join(" ");
     if status.organisations.len() > 1 {
@@ -256,7 +256,7 @@ fn organisations(status: &Status) {
     }
     for one in status.organisations.iter().filter(|one| !one.refused.is_empty()) {
         println!(
-            "the authority of {} claims {}, for which it may not speak: the agent ignores this claim",
+            "the authority of {} claims {}, for which it may not speak: this claim is ignored",
             one.name,
             list(&one.refused)
         );

@@ -132,8 +132,8 @@ pub struct Home {
 /// The authority to enrol at
 #[derive(Args, Debug)]
 pub struct Authority {
-    /// The authority's URL, https://HOST:PORT
-    #[arg(long, value_name = "URL", env = "VOUCHSAFE_AUTHORITY")]
+    /// The authority: https://HOST:PORT, or a name for which DNS lists its servers (SRV) and which its certificate has
+    #[arg(long, value_name = "URL|NAME", env = "VOUCHSAFE_AUTHORITY")]
     authority: String,
     /// The CA certificate to trust for the authority [default: the system's]
     #[arg(long, value_name = "FILE", env = "VOUCHSAFE_CA")]
@@ -243,8 +243,8 @@ fn further(directory: &Directory) -> Result<Vec<daemon::Organisation>> {
 /// The authority to enrol at, if this verifier is not enrolled yet
 #[derive(Args, Debug)]
 pub struct FirstRun {
-    /// At the first run: the authority's URL, https://HOST:PORT
-    #[arg(long, value_name = "URL", env = "VOUCHSAFE_AUTHORITY")]
+    /// At the first run: the authority, as `enrol` takes it
+    #[arg(long, value_name = "URL|NAME", env = "VOUCHSAFE_AUTHORITY")]
     authority: Option<String>,
     /// At the first run: the CA certificate to trust for the authority [default: the system's]
     #[arg(long, value_name = "FILE", env = "VOUCHSAFE_CA")]

@@ -129,6 +129,16 @@ impl Agent {
         answer(&mut command)
     }
 
+    /// Tries to log in with a password at the authority that has the name `name`, whose servers DNS lists; returns
+    /// whether the login succeeded, and its output.
+    pub fn try_login_at(&self, name: &str, authority: &Authority, person: &str) -> Result<(bool, String)> {
+        let mut command = self.command("login");
+        command.args(["--authority", name, "--user", person, "--device", "laptop", "--password-stdin"]);
+        command.arg("--ca").arg(authority.ca()).stdin(File::open(authority.password_file())?);
+        let output = command.output().context("vouchsafe login")?;
+        Ok((output.status.success(), crate::nobody::said(&output)))
+    }
+
     /// Runs `vouchsafe discover` for a domain; returns whether a record was found, and the output.
     pub fn discover(&self, domain: &str) -> Result<(bool, String)> {
         let mut command = self.command("discover");

@@ -18,6 +18,8 @@ pub const AUTHORITY_NAME: &str = "vouchsafe.example.org";
 pub const FRONT_NAME: &str = "git.example.org";
 /// The host name of an address that is not protected.
 pub const OPEN_NAME: &str = "www.example.org";
+/// A name under which DNS lists the authority. The authority's certificate does not contain the name.
+const MEMBER_NAME: &str = "one.example.org";
 /// The name server's address.
 pub const NAME_SERVER: &str = "198.51.100.10:53";
 
@@ -33,7 +35,7 @@ impl NameServer {
         let (file, zone) = (dir.join("authority.toml"), dir.join("zone"));
         let settings = format!(
             "\n[dns]\ndomain = \"{DOMAIN}\"\nauthority = \"https://{AUTHORITY_NAME}:8443\"\nzone = \"zone\"\n\
-             listen = \"{NAME_SERVER}\"\n"
+             listen = \"{NAME_SERVER}\"\nservers = [\"https://{AUTHORITY_NAME}:8443\"]\n"
         );
         fs::write(&file, fs::read_to_string(&file)? + &settings)?;
         let lines = [
@@ -44,6 +46,10 @@ impl NameServer {
             format!("{FRONT_NAME}. 60 IN A {FRONT4}"),
             format!("{FRONT_NAME}. 60 IN AAAA {FRONT6}"),
             format!("{OPEN_NAME}. 60 IN A {OPEN4}"),
+            // No authority answers at the first server for the authority's name.
+            format!("_vouchsafe._tcp.{AUTHORITY_NAME}. 60 IN SRV 5 1 8443 {OPEN_NAME}."),
+            format!("_vouchsafe._tcp.{AUTHORITY_NAME}. 60 IN SRV 10 1 8443 {MEMBER_NAME}."),
+            format!("{MEMBER_NAME}. 60 IN A {AUTHORITY}"),
         ];
         fs::write(zone, lines.join("\n") + "\n")?;
         let mut command = namespace.command(crate::vouchsafe());
@@ -60,6 +66,12 @@ pub fn dig(from: &Namespace, words: &[&str]) -> Result<String> {
     let server = format!("@{address}");
     let fixed = ["dig", &server, "-p", port, "+tries=5", "+time=4"];
     from.run(fixed.iter().chain(words).copied())
+}
+
+/// Prepares a command on a machine that resolves names at the authority's [name server](NameServer). The caller appends
+/// the program and its arguments.
+pub fn on_resolving(namespace: &Namespace) -> Result<Command> {
+    Ok(resolving(namespace.command("env"), &resolver_file(namespace.dir())?))
 }
 
 /// Writes a resolv.conf and an nsswitch.conf for [`resolving`]; returns the path of the resolv.conf.

@@ -13,6 +13,7 @@ use engine::agent::{Login, Subject};
 use reach::login::{self, LoggedIn, Pending, refused, refused_by};
 use reach::organisation::shown;
 use reach::protocol::{LoginWay, Reply};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -23,6 +24,7 @@ const LOGOUT_TIME: Duration = Duration::from_secs(4);
 /// The authority at which a user logs in.
 #[derive(Clone)]
 pub(super) struct At {
+    /// The authority's URL, or the name for which DNS lists its servers.
     pub url: String,
     /// The certificates to trust, in PEM; `None` for the system's certificates.
     pub ca: Option<String>,
@@ -43,12 +45,15 @@ struct Permitted {
     at: At,
     /// The addresses at which the authority may be.
     limits: Arc<Limits>,
+    /// The name servers that list the authority's servers, if the user named it by a name; empty for the system's.
+    name_servers: Arc<[SocketAddr]>,
 }
 
 impl Permitted {
     fn authority(&self) -> Result<Authority, Error> {
         let At { url, ca, place } = &self.at;
-        Authority::of_user(url, ca.as_deref().map(str::as_bytes), place.uid, self.limits.clone())
+        let ca = ca.as_deref().map(str::as_bytes);
+        Authority::of_user(url, ca, (place.uid, self.limits.clone()), &self.name_servers)
     }
 }
 
@@ -60,7 +65,8 @@ impl Daemon {
             return match self.plan(&at.place, &at.url) {
                 Ok(own) => {
                     let limits = self.territory.limits(at.place.uid, at.place.organisation.as_ref(), own);
-                    Some((Permitted { at, limits }, reply))
+                    let name_servers = self.settings.resolvers.as_slice().into();
+                    Some((Permitted { at, limits, name_servers }, reply))
                 }
                 Err((kind, text)) => {
                     let _ = reply.send(refused(kind, text));

@@ -5,19 +5,13 @@ use super::Daemon;
 use super::territory::Limits;
 use crate::sessions::Kept;
 use engine::agent::{Subject, overlap};
-use engine::discovery::AuthorityUrl;
 use engine::model::Receiver;
 use ipnet::IpNet;
+use reach::joining::{self, Known, NETWORKS_MAX, Refusal, Wanted};
 use reach::kept::KeptSession;
 use reach::organisation::{OrganisationName, shown};
 use reach::protocol::Organisation;
 use std::sync::Arc;
-
-/// Maximum number of a user's organisations with a name. Their receivers together are about as many as those of the
-/// default organisation.
-const ORGANISATIONS_MAX: usize = 4;
-/// Maximum number of an organisation's networks.
-const NETWORKS_MAX: usize = 64;
 
 /// The organisation that a login or a logout concerns.
 #[derive(Clone)]
@@ -78,93 +72,13 @@ impl Daemon {
     /// # Errors
     ///
     /// Returns, as the kind and text of a refusal, why the user can't log in to the organisation in this way.
-    pub(super) fn plan(&self, place: &Place, url: &str) -> Result<Option<Vec<IpNet>>, (&'static str, String)> {
-        let name = shown(place.organisation.as_ref());
+    pub(super) fn plan(&self, place: &Place, url: &str) -> Result<Option<Vec<IpNet>>, Refusal> {
         let nobody = Kept::default();
         let kept = self.kept.get(&place.uid).unwrap_or(&nobody);
-        let networks = self.wanted(place, kept)?;
-        for network in networks.iter().flatten() {
-            for (other, theirs) in self.others(place, kept) {
-                if let Some(taken) = theirs.iter().find(|taken| overlap(taken, network)) {
-                    let text = format!(
-                        "organisations {name:?} ({network}) and {other:?} ({taken}) would both speak for the same \
-                         addresses: give one of them other networks (`vouchsafe login --network`), or forget {other:?} \
-                         (`vouchsafe logout --forget`)"
-                    );
-                    return Err(("overlap", text));
-                }
-            }
-        }
-        if let Some(networks) = &networks
-            && place.organisation.is_some()
-            && kept.networks.is_none()
-            && let Some(session) = kept.session(0)
-        {
-            let is_in = |receiver: &&Receiver| networks.iter().any(|network| overlap(network, &receiver.prefix));
-            if let Some(receiver) = session.receivers.iter().find(is_in) {
-                let text = format!(
-                    "organisation {name:?} would speak for addresses that organisation {:?} ({}) protects already: {} \
-                     is its receiver {:?}. Give {name:?} other networks, or log out there",
-                    shown(None),
-                    session.authority,
-                    receiver.prefix,
-                    receiver.name
-                );
-                return Err(("overlap", text));
-            }
-        }
-        let own = kept.number(place.organisation.as_ref());
-        for (number, other, _) in kept.all().filter(|(number, ..)| Some(*number) != own) {
-            if kept.session(number).is_some_and(|session| is_same(&session.authority, url)) {
-                let text = format!(
-                    "{url} is the authority of your organisation {:?} already: log out there first, or leave out \
-                     --organisation",
-                    shown(other)
-                );
-                return Err(("same_authority", text));
-            }
-        }
-        Ok(networks)
-    }
-
-    /// Returns the networks that a login wants for its organisation.
-    fn wanted(&self, place: &Place, kept: &Kept) -> Result<Option<Vec<IpNet>>, (&'static str, String)> {
-        let given: Vec<_> = place.networks.iter().map(IpNet::trunc).collect();
-        let Some(name) = &place.organisation else {
-            return Ok(if given.is_empty() { kept.networks.clone() } else { Some(limited(given)?) });
-        };
-        if let Some(fixed) = self.settings.organisations.get(name) {
-            if !given.is_empty() && given != *fixed {
-                let text =
-                    format!("the configuration of this machine fixes the networks of {name}: leave out --network");
-                return Err(("fixed_networks", text));
-            }
-        } else if given.is_empty() && !kept.organisations.contains_key(name) {
-            let text = format!(
-                "for which addresses may the authority of {name} speak? State them with --network, for example \
-                 `--network 192.0.2.0/24`, once for each network"
-            );
-            return Err(("no_networks", text));
-        }
-        if !kept.organisations.contains_key(name) && kept.organisations.len() >= ORGANISATIONS_MAX {
-            let text =
-                format!("you have {ORGANISATIONS_MAX} organisations: forget one with `vouchsafe logout --forget`");
-            return Err(("too_many_organisations", text));
-        }
-        let known = kept.organisations.get(name).map(|one| one.networks.clone());
-        let own = if given.is_empty() { known } else { Some(limited(given)?) };
-        Ok(Some(self.settings.organisations.get(name).cloned().or(own).unwrap_or_default()))
-    }
-
-    /// Returns the limited networks of all organisations but one: the user's, and those of the configuration.
-    fn others<'a>(&'a self, place: &'a Place, kept: &'a Kept) -> impl Iterator<Item = (&'a str, &'a [IpNet])> {
-        let own = shown(place.organisation.as_ref());
-        let configured = self.settings.organisations.iter();
-        let configured = configured.map(|(name, networks)| (name.as_str(), networks.as_slice()));
-        let users = kept.all().filter_map(|(_, name, networks)| Some((shown(name), networks?)));
-        let is_configured = |name: &str| self.settings.organisations.keys().any(|known| known.as_str() == name);
-        let users = users.filter(move |(name, _)| !is_configured(name));
-        configured.chain(users).filter(move |(name, _)| *name != own)
+        let known = kept.all().map(|(number, name, networks)| Known { name, networks, session: kept.session(number) });
+        let Place { organisation, networks, .. } = place;
+        let wanted = Wanted { organisation: organisation.as_ref(), networks, authority: url };
+        joining::plan(&wanted, &known.collect::<Vec<_>>(), &self.settings.organisations)
     }
 
     /// Returns the limits of a client of the authority of a user's organisation.
@@ -224,13 +138,6 @@ impl Daemon {
     }
 }
 
-fn limited(networks: Vec<IpNet>) -> Result<Vec<IpNet>, (&'static str, String)> {
-    match networks.len() {
-        0..=NETWORKS_MAX => Ok(networks),
-        _ => Err(("too_many_networks", format!("an organisation can have at most {NETWORKS_MAX} networks"))),
-    }
-}
-
 /// Returns those of an organisation's networks that do not overlap another one's, and adds them to `taken`.
 fn unclaimed(name: &str, networks: &[IpNet], taken: &mut Vec<(String, IpNet)>) -> Vec<IpNet> {
     let mut own = Vec::new();
@@ -245,11 +152,4 @@ fn unclaimed(name: &str, networks: &[IpNet], taken: &mut Vec<(String, IpNet)>) -
     }
     taken.extend(own.iter().map(|network| (name.to_owned(), *network)));
     own
-}
-
-fn is_same(one: &str, other: &str) -> bool {
-    match (one.parse::<AuthorityUrl>(), other.parse::<AuthorityUrl>()) {
-        (Ok(one), Ok(other)) => one == other,
-        _ => one == other,
-    }
 }

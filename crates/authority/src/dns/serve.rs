@@ -111,11 +111,13 @@ impl Server {
 
 /// Reads the zone of a directory. Returns it with the path of the zone file.
 fn read(directory: &Directory) -> Result<(Zone, PathBuf)> {
-    let Published { domain, record, ttl } = Published::read(directory)?;
+    let published = Published::read(directory)?;
+    let servers = published.server_lines();
+    let Published { domain, record, ttl, .. } = published;
     let file = directory.settings()?.dns.and_then(|dns| dns.zone).context(NO_ZONE)?;
     let path = directory.path().join(file);
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let zone = Zone::read(&text, &domain, record, ttl)
+    let zone = Zone::read(&format!("{text}\n{servers}"), &domain, record, ttl)
         .with_context(|| format!("cannot use the zone file {}", path.display()))?;
     Ok((zone, path))
 }

@@ -1,11 +1,12 @@
 //! The table `[dns]` of authority.toml.
 
-use engine::discovery::{AuthorityUrl, Domain};
+use engine::discovery::servers::SERVERS_MAX;
+use engine::discovery::{AuthorityUrl, Domain, Server};
 use engine::document::{Fields, Reader};
 use ipnet::IpNet;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-const KEYS: &[&str] = &["domain", "authority", "protects", "ttl", "zone", "listen"];
+const KEYS: &[&str] = &["domain", "authority", "servers", "protects", "ttl", "zone", "listen"];
 const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 53);
 /// Five minutes, in seconds.
 const DEFAULT_TTL: u32 = 300;
@@ -17,6 +18,8 @@ pub struct DnsSettings {
     pub domain: Domain,
     /// URL at which agents reach the authority. Default: the URL of the console.
     pub authority: Option<AuthorityUrl>,
+    /// The servers that SRV records list for the authority of this domain. Default: no SRV records.
+    pub servers: Vec<Server>,
     /// The protected networks that the record lists. Default: the networks of the policy's receivers.
     pub protects: Option<Vec<IpNet>>,
     /// Time to live of the record, in seconds. Default five minutes.
@@ -61,7 +64,21 @@ impl DnsSettings {
                 texts.into_iter().map(|text| (text.span(), (*text.get_ref()).to_owned())).collect::<Vec<_>>()
             })
         };
-        let (protects, listen) = (list("protects"), list("listen"));
+        let (servers, protects, listen) = (list("servers"), list("protects"), list("listen"));
+        let servers = servers.unwrap_or_default();
+        if let Some((span, _)) = servers.get(SERVERS_MAX) {
+            reader.fault(span.clone(), format!("`servers` may list at most {SERVERS_MAX} servers"));
+        }
+        let mut server = |(span, text): (std::ops::Range<usize>, String)| {
+            let server = text.parse::<AuthorityUrl>().ok().and_then(|url| Server::of(&url));
+            if server.is_none() {
+                let example = "\"https://a.example.org:8443\"";
+                reader
+                    .fault(span, format!("`servers` must be a list of URLs whose hosts are names, such as {example}"));
+            }
+            server
+        };
+        let servers = servers.into_iter().filter_map(&mut server).collect();
         let protects = protects.map(|list| {
             let read = |(span, text): (std::ops::Range<usize>, String)| {
                 let network = text.parse::<IpNet>().ok().or_else(|| Some(text.parse::<IpAddr>().ok()?.into()));
@@ -87,7 +104,8 @@ impl DnsSettings {
             }
         };
         let ttl = fields.seconds(reader, "ttl", DEFAULT_TTL, 1, 86_400);
-        Some(Self { domain: domain?, authority, protects, ttl, zone: zone.map(|(_, path)| path), listen })
+        let zone = zone.map(|(_, path)| path);
+        Some(Self { domain: domain?, authority, servers, protects, ttl, zone, listen })
     }
 }
 
@@ -106,16 +124,21 @@ mod tests {
         let settings = read("domain = \"Example.org\"").unwrap();
         assert_eq!((settings.domain.as_str(), settings.ttl, settings.listen.len()), ("example.org", 300, 1));
         assert!(settings.authority.is_none() && settings.protects.is_none() && settings.zone.is_none());
+        assert!(settings.servers.is_empty());
+        let servers = r#"servers = ["https://a.example.org:8443", "https://b.example.org"]"#;
+        let settings = read(&format!("domain = \"example.org\"\n{servers}")).unwrap();
+        let ports: Vec<_> = settings.servers.iter().map(|server| (server.host.as_str(), server.port)).collect();
+        assert_eq!(ports, [("a.example.org", 8443), ("b.example.org", 443)]);
     }
 
     #[test]
     fn what_is_wrong_is_told_with_its_line() {
         let faults = read(
             "domain = \"a b\"\nauthority = \"http://a.org\"\nprotects = [\"x\"]\nlisten = \"53\"\nttl = \"0s\"\nzoen = \
-             1",
+             1\nservers = [\"https://192.0.2.1\"]",
         );
         let faults = faults.unwrap_err();
-        for line in 2..=7 {
+        for line in 2..=8 {
             assert!(faults.contains(&format!("{line}:")), "{line} in {faults}");
         }
         assert!(faults.contains("did you mean `zone`?"), "{faults}");

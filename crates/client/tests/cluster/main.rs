@@ -152,7 +152,8 @@ async fn an_authority_can_not_make_a_client_connect_to_addresses_of_others() {
         let urls = [format!("https://127.0.0.2:{}", ports[0]), format!("https://localhost:{}", ports[1])];
         own.set_urls(&[&[own.url.clone()][..], &urls].concat());
         let uid = nix::unistd::getuid().as_raw();
-        let client = Authority::of_user(&own.url, Some(ca.pem.as_bytes()), uid, Arc::new(Limits { anywhere })).unwrap();
+        let client =
+            Authority::of_user(&own.url, Some(ca.pem.as_bytes()), (uid, Arc::new(Limits { anywhere })), &[]).unwrap();
         let client = client.with_token("secret");
         client.destinations().await.unwrap();
         assert_eq!(client.members().all.len(), if anywhere { 3 } else { 2 }, "names are examined later");

@@ -3,7 +3,7 @@
 //! A user may be logged in to the authorities of several organisations at once. Authorities of different organisations
 //! do not trust each other, so no authority decides for which addresses it may speak. The networks come from the user
 //! or from the administrator of the machine. An address belongs to at most one organisation of a user, and only this
-//! organisation's session gives tokens for it.
+//! organisation's session gives tokens for it. The agent and clients without root decide this with the same code.
 
 use super::Subject;
 use ipnet::IpNet;
@@ -12,7 +12,7 @@ use std::net::IpAddr;
 
 /// The networks of all users' organisations.
 #[derive(Default)]
-pub(super) struct Organisations {
+pub struct Organisations {
     /// Networks of the organisations that are limited to some networks.
     limits: BTreeMap<Subject, Vec<IpNet>>,
     /// Networks that the administrator has given to organisations, for all users.
@@ -20,6 +20,7 @@ pub(super) struct Organisations {
 }
 
 impl Organisations {
+    /// Creates a table without organisations. The networks in `reserved` belong to no user's default organisation.
     pub fn new(reserved: Vec<IpNet>) -> Self {
         Self { limits: BTreeMap::new(), reserved }
     }

@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 /// The label below a domain at which its record is always found (wire.md §7.1).
 pub const LABEL: &str = "_vouchsafe";
+/// The labels below a name at which the SRV records of its authority's servers are found (wire.md §7.3).
+const SERVICE: &str = "_vouchsafe._tcp";
 /// Longest domain name, in bytes, that leaves room for [`LABEL`] and a dot before it (RFC 1035 §2.3.4).
 const LONGEST: usize = 253 - LABEL.len() - 1;
 const LONGEST_LABEL: usize = 63;
@@ -30,6 +32,11 @@ impl Domain {
     /// Returns the name under which the domain's record is always published: [`LABEL`], a dot, and the domain.
     pub fn record_name(&self) -> String {
         format!("{LABEL}.{}", self.0)
+    }
+
+    /// Returns the name under which DNS lists the servers of the authority that has this name.
+    pub fn service_name(&self) -> String {
+        format!("{SERVICE}.{}", self.0)
     }
 
     /// Reports whether `host` is this domain or a name below it.
@@ -78,6 +85,7 @@ mod tests {
     fn a_domain_has_one_form() {
         let domain: Domain = "Example.ORG.".parse().unwrap();
         assert_eq!((domain.as_str(), domain.record_name().as_str()), ("example.org", "_vouchsafe.example.org"));
+        assert_eq!(domain.service_name(), "_vouchsafe._tcp.example.org");
         let long = format!("{}.org", "a".repeat(64));
         let deep = "a.".repeat(130);
         for wrong in ["", ".", "a..b", "-a.org", "a-.org", "a b.org", "bücher.de", "192.0.2.1", "_x.org", &long, &deep]

@@ -1,8 +1,10 @@
-//! The DNS messages that discovery needs: the query for a domain's record, its answer, and records that name servers
-//! add to answers to other queries. An attacker can control everything that this module reads.
+//! The DNS messages that discovery needs: the queries for a domain's record and for the servers of an authority, their
+//! answers, and records that name servers add to answers to other queries. An attacker can control everything that this
+//! module reads.
 
 use super::domain::{Domain, LABEL};
 use super::record::Record;
+use super::servers::Server;
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RData, Record as Entry, RecordType};
 use std::collections::BTreeSet;
@@ -30,9 +32,9 @@ pub struct Overheard {
 
 /// Content of the answer to one of the agent's own queries.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum Answer<R = Record> {
     /// The domain has this record. The cache is allowed to keep the record for this number of seconds.
-    Record(Record, u32),
+    Record(R, u32),
     /// The domain has no record. The cache is allowed to keep this result for this number of seconds.
     Nothing(u32),
     /// The answer did not fit into a datagram. The caller has to send the query by TCP.
@@ -43,9 +45,19 @@ pub enum Answer {
 
 /// Builds the query with this id for a domain's record. Returns `None` if the DNS library can't encode the query.
 pub fn question(domain: &Domain, id: u16) -> Option<Vec<u8>> {
+    query(&domain.record_name(), RecordType::TXT, id)
+}
+
+/// Builds the query with this id for the servers of the authority that has the name `authority`. Returns `None` if the
+/// DNS library can't encode the query.
+pub fn servers_question(authority: &Domain, id: u16) -> Option<Vec<u8>> {
+    query(&authority.service_name(), RecordType::SRV, id)
+}
+
+fn query(name: &str, kind: RecordType, id: u16) -> Option<Vec<u8>> {
     let mut message = Message::new(id, MessageType::Query, OpCode::Query);
     message.metadata.recursion_desired = true;
-    message.add_query(Query::query(Name::from_ascii(format!("{}.", domain.record_name())).ok()?, RecordType::TXT));
+    message.add_query(Query::query(Name::from_ascii(format!("{name}.")).ok()?, kind));
     let mut edns = Edns::new();
     edns.set_max_payload(UDP_PAYLOAD);
     message.set_edns(edns);
@@ -55,11 +67,27 @@ pub fn question(domain: &Domain, id: u16) -> Option<Vec<u8>> {
 /// Reads the answer to the query that [`question`] built for this domain and id. Returns `None` if `bytes` are no
 /// answer to this query.
 pub fn answer(domain: &Domain, id: u16, bytes: &[u8]) -> Option<Answer> {
+    answer_to(&domain.record_name(), RecordType::TXT, (id, bytes), |entries| the_record(entries.iter().copied()))
+}
+
+/// Reads the answer to the query that [`servers_question`] built for this name and id. Returns `None` if `bytes` are no
+/// answer to this query.
+pub fn servers_answer(authority: &Domain, id: u16, bytes: &[u8]) -> Option<Answer<Vec<Server>>> {
+    answer_to(&authority.service_name(), RecordType::SRV, (id, bytes), the_servers)
+}
+
+/// Reads the answer to the query with this name, type and id. `find` finds the result among the records of the name.
+fn answer_to<R>(
+    name: &str,
+    kind: RecordType,
+    (id, bytes): (u16, &[u8]),
+    find: impl FnOnce(&[&Entry]) -> Result<Option<(R, u32)>, String>,
+) -> Option<Answer<R>> {
     let message = read(bytes)?;
     let query = message.queries.first()?;
-    let name = Name::from_ascii(format!("{}.", domain.record_name())).ok()?;
+    let name = Name::from_ascii(format!("{name}.")).ok()?;
     let ours = message.metadata.id == id && query.name == name;
-    if !ours || query.query_type != RecordType::TXT || query.query_class != DNSClass::IN {
+    if !ours || query.query_type != kind || query.query_class != DNSClass::IN {
         return None;
     }
     if message.metadata.truncation {
@@ -76,7 +104,8 @@ pub fn answer(domain: &Domain, id: u16, bytes: &[u8]) -> Option<Answer> {
         ResponseCode::NXDomain => nothing(),
         ResponseCode::NoError => {
             let names = aliases(&message.answers, name);
-            match the_record(message.answers.iter().filter(|entry| names.contains(&entry.name))) {
+            let entries: Vec<_> = message.answers.iter().filter(|entry| names.contains(&entry.name)).collect();
+            match find(&entries) {
                 Ok(Some((record, ttl))) => Answer::Record(record, ttl),
                 Ok(None) => nothing(),
                 Err(why) => Answer::Failed(why),
@@ -162,6 +191,29 @@ fn the_record<'a>(entries: impl Iterator<Item = &'a Entry>) -> Result<Option<(Re
     Ok(found)
 }
 
+/// Returns the servers that these records list. A record whose target is no host name lists none: a target `.` states
+/// that the name has no authority (RFC 2782).
+fn the_servers(entries: &[&Entry]) -> Result<Option<(Vec<Server>, u32)>, String> {
+    let records = entries.iter().filter_map(|entry| match &entry.data {
+        RData::SRV(server) if entry.dns_class == DNSClass::IN => Some((server, entry.ttl)),
+        _ => None,
+    });
+    let (mut servers, mut least) = (Vec::new(), None);
+    for (server, ttl) in records {
+        least = Some(least.map_or(ttl, |least: u32| least.min(ttl)));
+        if let Ok(host) = server.target.to_ascii().parse::<Domain>()
+            && server.port > 0
+        {
+            servers.push(Server { host, port: server.port, priority: server.priority, weight: server.weight });
+        }
+    }
+    match least {
+        Some(_) if servers.is_empty() => Err("the SRV records list no server".to_owned()),
+        Some(ttl) => Ok(Some((servers, ttl))),
+        None => Ok(None),
+    }
+}
+
 fn joined(text: &hickory_proto::rr::rdata::TXT) -> Vec<u8> {
     text.txt_data.concat()
 }
@@ -169,7 +221,7 @@ fn joined(text: &hickory_proto::rr::rdata::TXT) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hickory_proto::rr::rdata::{A, CNAME, SOA, TXT};
+    use hickory_proto::rr::rdata::{A, CNAME, SOA, SRV, TXT};
 
     const TEXT: &str = "v=vouchsafe1; authority=https://vouch.example.org; protects=192.0.2.0/24";
 
@@ -273,6 +325,39 @@ mod tests {
             message.add_answer(txt("_vouchsafe.example.org.", "v=vouchsafe1; x"));
         });
         assert!(matches!(malformed, Some(Answer::Failed(_))), "{malformed:?}");
+    }
+
+    fn srv(owner: &str, port: u16, target: &str) -> Entry {
+        Entry::from_rdata(name(owner), 300, RData::SRV(SRV::new(10, 5, port, name(target))))
+    }
+
+    #[test]
+    fn the_servers_of_a_name_are_those_of_its_records() {
+        let asked = "_vouchsafe._tcp.example.org.";
+        let question = Message::from_vec(&servers_question(&domain(), 7).unwrap()).unwrap();
+        assert_eq!(
+            (question.queries[0].name.to_ascii().as_str(), question.queries[0].query_type),
+            (asked, RecordType::SRV)
+        );
+        let answered = |fill: &dyn Fn(&mut Message)| servers_answer(&domain(), 7, &reply(asked, RecordType::SRV, fill));
+        let server = |host: &str| Server { host: host.parse().unwrap(), port: 8443, priority: 10, weight: 5 };
+        let found = answered(&|message| {
+            message.add_answer(srv(asked, 8443, "A.example.org."));
+            message.add_answer(srv(asked, 0, "port.example.org."));
+            message.add_answer(srv(asked, 8443, "under_score.example.org."));
+            message.add_answer(srv("_vouchsafe._tcp.example.net.", 8443, "other.example.org."));
+            message.add_answer(srv(asked, 8443, "b.example.net."));
+        });
+        assert_eq!(found, Some(Answer::Record(vec![server("a.example.org"), server("b.example.net")], 300)));
+        let none = answered(&|message| {
+            message.add_answer(srv(asked, 8443, "."));
+        });
+        assert!(matches!(none, Some(Answer::Failed(_))), "{none:?}");
+        assert_eq!(answered(&|_| {}), Some(Answer::Nothing(0)));
+        assert_eq!(answered(&|message| message.metadata.truncation = true), Some(Answer::Truncated));
+        let to_another = reply("_vouchsafe._tcp.example.net.", RecordType::SRV, |_| {});
+        assert_eq!(servers_answer(&domain(), 7, &to_another), None);
+        assert_eq!(servers_answer(&domain(), 7, &reply(asked, RecordType::TXT, |_| {})), None);
     }
 
     #[test]

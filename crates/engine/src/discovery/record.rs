@@ -12,6 +12,8 @@ pub const VERSION: &str = "v=vouchsafe1";
 pub const LONGEST: usize = 1024;
 /// Maximum number of networks in a discovery record.
 pub const PROTECTS_MAX: usize = 64;
+/// The port of a URL that names none.
+const HTTPS_PORT: u16 = 443;
 /// The longest string of a TXT record, in bytes (RFC 1035 §3.3.14).
 const STRING_MAX: usize = 255;
 
@@ -27,6 +29,7 @@ pub struct Record {
 pub struct AuthorityUrl {
     text: String,
     host: Host,
+    port: u16,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -185,6 +188,14 @@ impl AuthorityUrl {
     pub fn as_str(&self) -> &str {
         &self.text
     }
+
+    /// Returns the host's name and the port; `None` if the host is an address.
+    pub fn name_and_port(&self) -> Option<(&Domain, u16)> {
+        match &self.host {
+            Host::Name(host) => Some((host, self.port)),
+            Host::Address => None,
+        }
+    }
 }
 
 impl fmt::Display for AuthorityUrl {
@@ -226,11 +237,12 @@ impl FromStr for AuthorityUrl {
             }
             Some(_) => return Err(wrong()),
         };
+        let port = port.unwrap_or(HTTPS_PORT);
         let text = match port {
-            None | Some(443) => format!("https://{}", host.0),
-            Some(port) => format!("https://{}:{port}", host.0),
+            HTTPS_PORT => format!("https://{}", host.0),
+            port => format!("https://{}:{port}", host.0),
         };
-        Ok(Self { text, host: host.1 })
+        Ok(Self { text, host: host.1, port })
     }
 }
 

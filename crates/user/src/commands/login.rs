@@ -31,8 +31,9 @@ pub struct LoginArguments {
     /// a name in this domain; takes precedence over --authority
     #[arg(required_unless_present = "authority")]
     domain: Option<String>,
-    /// The authority to log in to
-    #[arg(long, value_name = "URL", env = "VOUCHSAFE_AUTHORITY")]
+    /// The authority to log in to: https://HOST:PORT, or a name for which DNS lists the authority's servers (SRV). The
+    /// authority's certificate must be for this name
+    #[arg(long, value_name = "URL|NAME", env = "VOUCHSAFE_AUTHORITY")]
     authority: Option<String>,
     /// Trust the certificates in this file and no others [default: the system's]
     #[arg(long, value_name = "FILE", env = "VOUCHSAFE_CA")]

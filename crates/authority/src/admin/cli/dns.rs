@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 pub struct DnsArguments {
     #[command(flatten)]
     at: At,
-    /// Print the record as zone file lines for another name server, and serve nothing
+    /// Print the record, and SRV records of `servers`, as zone file lines for another name server, and serve nothing
     #[arg(long, conflicts_with = "listen")]
     record: bool,
     /// Listen at this address instead of the configured ones; may be repeated
@@ -24,11 +24,12 @@ pub struct DnsArguments {
 
 pub(super) async fn run(DnsArguments { at, record, listen }: DnsArguments) -> Result<ExitCode> {
     let directory = at.directory();
-    let Published { domain, record: published, ttl } = Published::read(&directory)?;
+    let published = Published::read(&directory)?;
     if record {
-        print!("{}", published.zone_lines(&domain, ttl));
+        print!("{}{}", published.record.zone_lines(&published.domain, published.ttl), published.server_lines());
         return Ok(ExitCode::SUCCESS);
     }
+    let domain = published.domain;
     let mut server = Server::start(directory, &listen).await?;
     let addresses: Vec<_> = server.addresses().iter().map(SocketAddr::to_string).collect();
     println!("answering for {domain} on {}", addresses.join(", "));

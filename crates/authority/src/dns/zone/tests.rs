@@ -86,6 +86,25 @@ fn the_record_is_at_the_domain_and_below_it() {
 }
 
 #[test]
+fn servers_of_the_authority_are_answered_as_a_client_reads_them() {
+    let domain = "example.org".parse().unwrap();
+    let listed: Vec<_> = ["https://a.example.org:8443", "https://b.example.org"]
+        .iter()
+        .filter_map(|url| engine::discovery::Server::of(&url.parse().unwrap()))
+        .collect();
+    let lines = engine::discovery::servers::zone_lines(&domain, &listed, 300);
+    let zone = Zone::read(&format!("{FILE}\n{lines}"), &domain, record(TEXT), 300).unwrap();
+    let question = engine::discovery::message::servers_question(&domain, 9).unwrap();
+    let answer = zone.answer(&question, Transport::Udp).unwrap();
+    let mut found = match engine::discovery::message::servers_answer(&domain, 9, &answer) {
+        Some(engine::discovery::Answer::Record(found, 300)) => found,
+        other => panic!("{other:?}"),
+    };
+    found.sort_by_key(|server| server.host.clone());
+    assert_eq!(found, listed);
+}
+
+#[test]
 fn what_is_not_there_is_denied_for_as_long_as_the_soa_says() {
     for (name, kind, code) in [
         ("nothing.example.org.", RecordType::A, ResponseCode::NXDomain),

@@ -1,9 +1,10 @@
-//! Queries name servers for a domain's record: by UDP with an unpredictable source port and id, and by TCP if the
-//! answer does not fit. The answer is only a hint, even if it comes from a trusted name server.
+//! Queries name servers for a domain's record, and for the servers of an authority: by UDP with an unpredictable source
+//! port and id, and by TCP if the answer does not fit. The answer is only a hint, even if it comes from a trusted name
+//! server.
 
 use anyhow::{Context, Result, ensure};
 use engine::discovery::message::{self, DNS_PORT, LONGEST};
-use engine::discovery::{Answer, Domain};
+use engine::discovery::{Answer, Domain, Server};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
@@ -18,14 +19,34 @@ const TRIES: usize = 2;
 const SERVERS_MAX: usize = 3;
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 
-/// Queries these servers for a domain's record, and returns the first usable answer. If `servers` is empty, queries the
-/// servers in `/etc/resolv.conf`.
+/// Queries these name servers for a domain's record, and returns the first usable answer. If `servers` is empty, queries
+/// the name servers in `/etc/resolv.conf`.
 pub async fn ask(domain: &Domain, servers: &[SocketAddr]) -> Answer {
+    first(&Lookup { domain, question: message::question, answer: message::answer }, servers).await
+}
+
+/// Queries these name servers for the servers of the authority that has the name `authority`, and returns the first
+/// usable answer. If `servers` is empty, queries the name servers in `/etc/resolv.conf`.
+pub async fn find_servers(authority: &Domain, servers: &[SocketAddr]) -> Answer<Vec<Server>> {
+    let (question, answer) = (message::servers_question, message::servers_answer);
+    first(&Lookup { domain: authority, question, answer }, servers).await
+}
+
+/// A query for records of a domain.
+struct Lookup<'a, R> {
+    domain: &'a Domain,
+    /// Builds the query with this id.
+    question: fn(&Domain, u16) -> Option<Vec<u8>>,
+    /// Reads the answer to the query with this id.
+    answer: fn(&Domain, u16, &[u8]) -> Option<Answer<R>>,
+}
+
+async fn first<R>(lookup: &Lookup<'_, R>, servers: &[SocketAddr]) -> Answer<R> {
     let own = if servers.is_empty() { configured(Path::new(RESOLV_CONF)) } else { servers.to_vec() };
     let mut failure = format!("{RESOLV_CONF} names no name server");
     for _ in 0..TRIES {
         for server in own.iter().take(SERVERS_MAX) {
-            match ask_one(domain, *server).await {
+            match lookup.at(*server).await {
                 Ok(Answer::Failed(why)) => failure = format!("{server}: {why}"),
                 Ok(answer) => return answer,
                 Err(error) => failure = format!("{server}: {error:#}"),
@@ -44,45 +65,47 @@ fn configured(file: &Path) -> Vec<SocketAddr> {
     addresses.map(|address| SocketAddr::new(address, DNS_PORT)).collect()
 }
 
-async fn ask_one(domain: &Domain, server: SocketAddr) -> Result<Answer> {
-    let mut id = [0; 2];
-    getrandom::fill(&mut id).map_err(|error| anyhow::anyhow!("cannot get random numbers: {error}"))?;
-    let id = u16::from_be_bytes(id);
-    let question = message::question(domain, id).context("the domain's name is too long for a query")?;
-    match by_udp(domain, id, &question, server).await? {
-        Answer::Truncated => timeout(PATIENCE, by_tcp(domain, id, &question, server)).await.with_context(no_answer)?,
-        answer => Ok(answer),
+impl<R> Lookup<'_, R> {
+    async fn at(&self, server: SocketAddr) -> Result<Answer<R>> {
+        let mut id = [0; 2];
+        getrandom::fill(&mut id).map_err(|error| anyhow::anyhow!("cannot get random numbers: {error}"))?;
+        let id = u16::from_be_bytes(id);
+        let question = (self.question)(self.domain, id).context("the name is too long for a query")?;
+        match self.by_udp(id, &question, server).await? {
+            Answer::Truncated => timeout(PATIENCE, self.by_tcp(id, &question, server)).await.with_context(no_answer)?,
+            answer => Ok(answer),
+        }
+    }
+
+    async fn by_udp(&self, id: u16, question: &[u8], server: SocketAddr) -> Result<Answer<R>> {
+        let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        // Each query uses a port of its own, on a connected socket, so that the kernel accepts packets from the server
+        // only.
+        let socket = UdpSocket::bind((any, 0)).await?;
+        socket.connect(server).await?;
+        socket.send(question).await?;
+        let (deadline, mut bytes) = (Instant::now() + PATIENCE, vec![0; LONGEST]);
+        loop {
+            let size = timeout_at(deadline, socket.recv(&mut bytes)).await.with_context(no_answer)??;
+            if let Some(answer) = (self.answer)(self.domain, id, &bytes[..size]) {
+                return Ok(answer);
+            }
+        }
+    }
+
+    async fn by_tcp(&self, id: u16, question: &[u8], server: SocketAddr) -> Result<Answer<R>> {
+        let mut stream = TcpStream::connect(server).await?;
+        stream.write_all(&[&u16::try_from(question.len())?.to_be_bytes()[..], question].concat()).await?;
+        let size = usize::from(stream.read_u16().await?);
+        ensure!(size <= LONGEST, "the answer is too long: {size} bytes of at most {LONGEST}");
+        let mut bytes = vec![0; size];
+        stream.read_exact(&mut bytes).await?;
+        (self.answer)(self.domain, id, &bytes).context("the answer is not to this question")
     }
 }
 
 fn no_answer() -> String {
     format!("no answer within {PATIENCE:?}")
-}
-
-async fn by_udp(domain: &Domain, id: u16, question: &[u8], server: SocketAddr) -> Result<Answer> {
-    let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    // Each query uses a port of its own, on a connected socket, so that the kernel accepts packets from the server
-    // only.
-    let socket = UdpSocket::bind((any, 0)).await?;
-    socket.connect(server).await?;
-    socket.send(question).await?;
-    let (deadline, mut bytes) = (Instant::now() + PATIENCE, vec![0; LONGEST]);
-    loop {
-        let size = timeout_at(deadline, socket.recv(&mut bytes)).await.with_context(no_answer)??;
-        if let Some(answer) = message::answer(domain, id, &bytes[..size]) {
-            return Ok(answer);
-        }
-    }
-}
-
-async fn by_tcp(domain: &Domain, id: u16, question: &[u8], server: SocketAddr) -> Result<Answer> {
-    let mut stream = TcpStream::connect(server).await?;
-    stream.write_all(&[&u16::try_from(question.len())?.to_be_bytes()[..], question].concat()).await?;
-    let size = usize::from(stream.read_u16().await?);
-    ensure!(size <= LONGEST, "the answer is too long: {size} bytes of at most {LONGEST}");
-    let mut bytes = vec![0; size];
-    stream.read_exact(&mut bytes).await?;
-    message::answer(domain, id, &bytes).context("the answer is not to this question")
 }
 
 #[cfg(test)]
