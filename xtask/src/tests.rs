@@ -2,8 +2,9 @@
 //!
 //! `cargo test` starts one test program after the other. Most of ours wait for packets, timers and daemons, so it would
 //! leave the processors idle half of the time. This module asks cargo for the list of test programs and runs as many of
-//! them at once as there are processors. Programs that measure time run alone, after the others. After each group, a line
-//! says for which part of the time the processors were busy.
+//! them at once as there are processors, and one more while these leave processors idle. Programs that measure time run
+//! alone, after the others. A line after each program says how much processor time it used, and a line after each group,
+//! for which part of the time the processors were busy.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -11,9 +12,9 @@ use std::fmt;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::Message;
@@ -102,11 +103,11 @@ pub fn run(no_kernels: bool, args: &[String]) -> Result<()> {
     let lanes = std::thread::available_parallelism()?.get();
     // The download of the kernel takes no processor from the tests.
     let fetching = (!no_kernels).then(|| std::thread::spawn(kernels::fetch_ahead));
-    let mut failed = in_lanes(together, lanes, &binary)?;
+    let mut failed = in_lanes(together, lanes, 1, &binary)?;
     if let Some(fetching) = fetching {
         fetching.join().ok().context("the thread that fetches a kernel panicked")?;
     }
-    failed.extend(in_lanes(alone, 1, &binary)?);
+    failed.extend(in_lanes(alone, 1, 0, &binary)?);
     ensure!(failed.is_empty(), "tests FAILED in {}", failed.join(", "));
     run::run(with_settings(&mut cargo(["test", "--workspace", "--doc", "--quiet"]), &binary))?;
     if no_kernels {
@@ -175,15 +176,38 @@ fn programs() -> Result<Vec<Program>> {
     Ok(programs)
 }
 
-/// Runs the programs in `lanes` lanes, each of which takes the next program when it has finished one. Returns the names
-/// of those that failed.
-fn in_lanes(programs: Vec<Program>, lanes: usize, binary: &Path) -> Result<Vec<String>> {
+/// Programs that no lane has taken yet.
+type Waiting = Mutex<VecDeque<Program>>;
+
+/// The time for which processors are observed before a further lane starts a program.
+const OBSERVED: Duration = Duration::from_secs(2);
+/// The percentage of this time for which the processors may have been busy.
+const ROOM: f64 = 65.0;
+
+/// Waits until the processors have room for another program. Returns whether one still waits then.
+fn wait_for_room(waiting: &Waiting) -> bool {
+    while !waiting.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
+        let before = processor_time();
+        std::thread::sleep(OBSERVED);
+        match before.zip(processor_time()).and_then(|(before, after)| busy(before, after)) {
+            Some(percent) if percent < ROOM => return true,
+            Some(_) => {}
+            None => return false,
+        }
+    }
+    false
+}
+
+/// Runs the programs in `lanes` lanes, each of which takes the next program when it has finished one. `further` lanes
+/// take one only while the processors have room. Returns the names of those that failed.
+fn in_lanes(programs: Vec<Program>, lanes: usize, further: usize, binary: &Path) -> Result<Vec<String>> {
     let (count, began, before) = (programs.len(), Instant::now(), processor_time());
-    let waiting = Mutex::new(VecDeque::from(programs));
+    let waiting: Waiting = Mutex::new(programs.into());
     let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-    let lane = || -> Result<Vec<String>> {
+    let lane = &|is_further: bool| -> Result<Vec<String>> {
         let mut failed = Vec::new();
-        while let Some(program) = next() {
+        while !is_further || wait_for_room(&waiting) {
+            let Some(program) = next() else { break };
             if !run_one(&program, binary)?.success() {
                 failed.push(program.to_string());
             }
@@ -191,7 +215,7 @@ fn in_lanes(programs: Vec<Program>, lanes: usize, binary: &Path) -> Result<Vec<S
         Ok(failed)
     };
     let outcomes: Vec<_> = std::thread::scope(|scope| {
-        let running: Vec<_> = (0..lanes).map(|_| scope.spawn(lane)).collect();
+        let running: Vec<_> = (0..lanes + further).map(|number| scope.spawn(move || lane(number >= lanes))).collect();
         running.into_iter().map(|lane| lane.join().unwrap_or_else(|_| bail!("a lane of tests panicked"))).collect()
     });
     let failed = outcomes.into_iter().collect::<Result<Vec<_>>>()?.concat();
@@ -242,18 +266,51 @@ fn run_one(program: &Program, binary: &Path) -> Result<ExitStatus> {
     command.env("VOUCHSAFE_BIN", binary).env("VOUCHSAFE_LIB", library(binary));
     command.env("CARGO_MANIFEST_DIR", &program.folder);
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
-    let status = command.status().with_context(|| format!("could not start {}", program.path.display()))?;
+    let mut child = command.spawn().with_context(|| format!("could not start {}", program.path.display()))?;
+    let used = wait_and_measure(&child).map_or_else(String::new, |used| format!(", {used:.1} s of processors"));
+    let status = child.wait().with_context(|| format!("could not wait for {}", program.path.display()))?;
     let printed = fs::read(&path).with_context(|| format!("could not read {}", path.display()))?;
     let mut out = std::io::stdout().lock();
     let took = began.elapsed().as_secs_f64();
-    writeln!(out, "\nxtask: {program}: {status}, {took:.1} s")?;
+    writeln!(out, "\nxtask: {program}: {status}, {took:.1} s{used}")?;
     out.write_all(&printed)?;
     Ok(status)
 }
 
+/// Time between two looks at a process that runs.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Waits until a process has ended. Returns how many seconds of processor time it used, together with those of its
+/// children for which it waited; `None` where there is no /proc.
+fn wait_and_measure(child: &Child) -> Option<f64> {
+    let stat = format!("/proc/{}/stat", child.id());
+    loop {
+        // The kernel keeps the figures of a process that has ended until its parent waits for it.
+        let used = used_by_ended(&fs::read_to_string(&stat).ok()?);
+        if used.is_some() {
+            return used;
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Reads the processor time, in seconds, from /proc/PID/stat; `None` if the process still runs.
+fn used_by_ended(stat: &str) -> Option<f64> {
+    // The second field is a name in parentheses, which may contain both spaces and parentheses. State is the third, and
+    // the times of the process and of its children are the 14th to 17th.
+    let (_, fields) = stat.rsplit_once(") ")?;
+    let mut fields = fields.split(' ');
+    if fields.next()? != "Z" {
+        return None;
+    }
+    let times = fields.skip(10).take(4).map(|field| field.parse::<u64>().ok()).collect::<Option<Vec<_>>>()?;
+    // The kernel shows such times in hundredths of a second, whatever it counts in.
+    (times.len() == 4).then(|| times.iter().sum::<u64>() as f64 / 100.0)
+}
+
 #[cfg(test)]
 mod tests_of_lanes {
-    use super::{busy, ticks};
+    use super::*;
 
     #[test]
     fn processors_that_wait_for_a_disk_are_not_busy() {
@@ -264,5 +321,19 @@ mod tests_of_lanes {
         assert_eq!(busy(before, before), None);
         assert_eq!(ticks("cpu  1 2\n"), None);
         assert_eq!(ticks(""), None);
+    }
+
+    #[test]
+    fn the_processor_time_of_a_process_is_known_when_it_has_ended() {
+        let stat = |state| format!("7 (a) b) {state} 1 1 1 0 -1 4 10 20 0 0 150 50 25 75 20 0 1 0 9 0 0\n");
+        assert_eq!(used_by_ended(&stat("Z")), Some(3.0));
+        assert_eq!(used_by_ended(&stat("S")), None);
+        assert_eq!(used_by_ended("7 (a) Z 1 1"), None);
+
+        let mut command = Command::new("sh");
+        command.args(["-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; exit 3"]);
+        let mut child = command.spawn().unwrap();
+        assert!(wait_and_measure(&child).unwrap() > 0.0);
+        assert_eq!(child.wait().unwrap().code(), Some(3));
     }
 }
