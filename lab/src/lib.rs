@@ -3,6 +3,10 @@
 //!
 //! The scenarios (demo, benches, end-to-end tests) are built from these parts. They run the product as a process, and
 //! observe its output and its effect on packets. Needs root.
+#![allow(
+    clippy::missing_errors_doc,
+    reason = "every function fails if a command or a system call fails; a scenario ends then, and prints the error"
+)]
 
 pub mod arrivals;
 pub mod capture;
@@ -49,18 +53,27 @@ pub use provider::Provider;
 pub use rootfs::Rootfs;
 pub use world::World;
 
+/// Pause between two evaluations of a condition: at least the first, at most the second.
+const PAUSE: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(100)];
+
 /// Polls `condition` until it is true or `within` has elapsed; returns whether it became true.
+///
+/// Pauses for twice as long as an evaluation takes. Many conditions start a command, and what they wait for needs the
+/// processor, too.
 #[must_use]
 pub fn poll(within: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + within;
     loop {
+        let began = Instant::now();
         if condition() {
             return true;
         }
-        if Instant::now() >= deadline {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
             return false;
         }
-        std::thread::sleep(Duration::from_millis(2));
+        let pause = (2 * began.elapsed()).clamp(PAUSE[0], PAUSE[1]);
+        std::thread::sleep(pause.min(left));
     }
 }
 
