@@ -6,6 +6,7 @@ pub mod cli;
 pub mod consents;
 pub(crate) mod control;
 pub mod lists;
+pub mod trails;
 
 use crate::cluster::confirm::Followed;
 use crate::cluster::{files, status};

@@ -1,9 +1,12 @@
 //! The authority's metrics. The router counts calls by their result; all other values are collected when the metrics
 //! page is requested. No metric contains a person's name.
 
+pub mod cluster;
 pub mod counters;
 
 use crate::cluster::contact::Contact;
+use crate::cluster::etcd_state::EtcdState;
+use crate::cluster::follow::Follower;
 use crate::cluster::membership::Members;
 use crate::http::connection_limit::ConnectionLimit;
 use crate::login::Sessions;
@@ -16,7 +19,8 @@ use anyhow::Result;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
-use counters::{ClusterSnapshot, Metrics, Outcome, Snapshot, page};
+use cluster::ClusterSnapshot;
+use counters::{Metrics, Outcome, Snapshot, page};
 use shell::metrics::Page;
 use std::sync::Arc;
 use std::time::Instant;
@@ -47,12 +51,15 @@ pub struct Collector {
     pub(crate) datagrams: Arc<DatagramService>,
     pub(crate) members: Arc<Members>,
     pub(crate) contact: Arc<Contact>,
+    pub(crate) follower: Arc<Follower>,
+    pub(crate) etcd_state: Arc<EtcdState>,
     pub(crate) webhooks: Arc<Webhooks>,
 }
 
 impl Collector {
     /// Returns the current values, except those that are read from the database.
     pub fn snapshot(&self) -> Snapshot {
+        let lag = self.follower.lag();
         Snapshot {
             sessions: self.sessions.count(),
             verifiers: self.verifiers.count(),
@@ -65,10 +72,17 @@ impl Collector {
             webhooks: self.webhooks.states(),
             cluster: self.members.cluster().map(|cluster| ClusterSnapshot {
                 members: cluster.live().len(),
+                known: cluster.known_count(),
                 followed: cluster.own().followed,
+                behind: lag.behind,
+                lag: lag.age.as_secs_f64(),
                 is_current: self.contact.may_record(),
+                without_contact: self.contact.time_without().as_secs_f64(),
                 renews: self.contact.may_renew(),
                 clock_is_right: self.contact.has_right_clock(),
+                lost_leases: cluster.lost_leases(),
+                lost_heads: cluster.lost_heads().map_or(0, |lost| lost.len()),
+                etcd: self.etcd_state.servers(),
             }),
         }
     }

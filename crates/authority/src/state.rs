@@ -7,6 +7,7 @@
 
 use crate::cluster::confirm::Confirmation;
 use crate::cluster::contact::Contact;
+use crate::cluster::etcd_state::EtcdState;
 use crate::cluster::files;
 use crate::cluster::follow::{Follower, FollowerState};
 use crate::cluster::membership::Members;
@@ -96,6 +97,8 @@ parts! {
     enforcer: Enforcer,
     lists: ListService,
     follower: Follower,
+    /// The state of etcd's servers, for the metrics.
+    etcd_state: EtcdState,
     scores: Scores,
     /// The logins in progress.
     logins: Logins,
@@ -362,6 +365,7 @@ impl Authority {
             examinations: Arc::default(),
             webhooks: webhooks.clone(),
         });
+        let etcd_state = Arc::new(EtcdState { members: members.clone(), servers: Mutex::default() });
         let metrics = Arc::<Metrics>::default();
         let collector = Arc::new(Collector {
             metrics: metrics.clone(),
@@ -373,6 +377,8 @@ impl Authority {
             datagrams: datagrams.clone(),
             members: members.clone(),
             contact: contact.clone(),
+            follower: follower.clone(),
+            etcd_state: etcd_state.clone(),
             webhooks: webhooks.clone(),
         });
         Ok(Self {
@@ -411,6 +417,7 @@ impl Authority {
             enforcer,
             lists,
             follower,
+            etcd_state,
             scores,
             provider,
             renewal,

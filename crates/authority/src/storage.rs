@@ -40,6 +40,7 @@ pub use access::{
 };
 pub use accounts::{Account, AccountEntry, SecondFactor};
 pub use audit::chain::{AuditHash, Head, NotedHead, Trail, Verdict};
+pub use audit::exported::verify_export;
 pub use audit::log::AuditLog;
 pub use audit::{AuditEntry, AuditEvent, AuditQuery, Operator, Subject};
 pub use devices::DeviceEntry;
@@ -74,7 +75,8 @@ use std::time::Duration;
 /// The SHA-256 of a bearer token or one-time code. The database stores the hash in place of the token.
 pub type TokenHash = [u8; 32];
 
-const SCHEMA_VERSION: i64 = 16;
+/// The format of the database that this version reads and writes.
+pub const SCHEMA_VERSION: i64 = 16;
 const SCHEMA: &str = "
 CREATE TABLE accounts (
     person TEXT PRIMARY KEY, password TEXT NOT NULL, totp BLOB, totp_step INTEGER NOT NULL DEFAULT 0,

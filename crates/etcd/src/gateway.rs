@@ -30,6 +30,10 @@ const MOST_ENDPOINTS: usize = 16;
 /// Interval after which the kernel probes a silent connection, and then repeats the probe until it gives up.
 const TCP_PROBE: Duration = Duration::from_secs(2);
 
+/// The metrics of etcd with the quota of its database and with the last revision whose old values it has removed.
+const QUOTA: &str = "etcd_server_quota_backend_bytes";
+const COMPACTED: &str = "etcd_debugging_mvcc_compact_revision";
+
 /// A call to send.
 pub struct Call {
     /// The path of the gateway's method.
@@ -180,6 +184,21 @@ impl Gateway {
             messages::read_status(endpoint, &body)
         };
         timeout(patience, asked).await.map_err(|_| late(patience))?
+    }
+
+    /// Adds the figures to a member's status that only the member's page of metrics has. They stay absent if the member
+    /// does not serve the page here.
+    pub async fn measure(&self, status: &mut MemberStatus, patience: Duration) {
+        let asked = async {
+            let response = self.http.get(format!("{}/metrics", status.endpoint)).send().await.ok()?;
+            let is_there = response.status().is_success();
+            let body = read(response, false).await.ok()?;
+            is_there.then_some(body)
+        };
+        let Ok(Some(body)) = timeout(patience, asked).await else { return };
+        let page = String::from_utf8_lossy(&body);
+        status.quota = messages::read_metric(&page, QUOTA);
+        status.compacted = messages::read_metric(&page, COMPACTED);
     }
 
     /// A member without a leader has to refuse these calls at once, and to end streams: the gateway forwards the header

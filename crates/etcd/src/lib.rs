@@ -190,6 +190,19 @@ impl Etcd {
     ///
     /// Fails if too many calls wait.
     pub fn members(&self) -> Result<Vec<MemberStatus>, Error> {
+        self.statuses(false)
+    }
+
+    /// Returns what [`Self::members`] returns, with the figures that only the members' pages of metrics have.
+    ///
+    /// # Errors
+    ///
+    /// Fails if too many calls wait.
+    pub fn measured_members(&self) -> Result<Vec<MemberStatus>, Error> {
+        self.statuses(true)
+    }
+
+    fn statuses(&self, is_measured: bool) -> Result<Vec<MemberStatus>, Error> {
         let (reply, answer) = sync_channel(1);
         let started = self.worker.run(move |gateway: Arc<Gateway>| async move {
             let mut asked: Vec<_> = gateway.in_order().map(|(index, url)| (index, url.to_owned())).collect();
@@ -197,12 +210,18 @@ impl Etcd {
             let tasks = asked.into_iter().map(|(_, endpoint)| {
                 let gateway = gateway.clone();
                 tokio::spawn(async move {
-                    let status = gateway.status(&endpoint, ATTEMPT_TIME * 2).await;
-                    status.unwrap_or_else(|failure| MemberStatus {
-                        error: Some(failure.into_error(false).to_string()),
-                        endpoint,
-                        ..MemberStatus::default()
-                    })
+                    match gateway.status(&endpoint, ATTEMPT_TIME * 2).await {
+                        Ok(mut status) => {
+                            if is_measured {
+                                gateway.measure(&mut status, ATTEMPT_TIME * 2).await;
+                            }
+                            status
+                        }
+                        Err(failure) => {
+                            let error = Some(failure.into_error(false).to_string());
+                            MemberStatus { error, endpoint, ..MemberStatus::default() }
+                        }
+                    }
                 })
             });
             let mut members = Vec::new();

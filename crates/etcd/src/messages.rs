@@ -129,7 +129,18 @@ pub fn read_status(endpoint: &str, answer: &[u8]) -> Result<MemberStatus, Failur
         db_size: answer.db_size,
         db_size_in_use: answer.db_size_in_use,
         problems: answer.errors.iter().map(|reported| failure::problem(reported)).collect(),
+        is_full: answer.errors.iter().any(|reported| reported.contains("NOSPACE")),
+        quota: None,
+        compacted: None,
     })
+}
+
+/// Returns the value of the metric `name` on a page of metrics in Prometheus' text format. The metric has no labels.
+pub fn read_metric(page: &str, name: &str) -> Option<u64> {
+    let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+    let value: f64 = value.trim().parse().ok()?;
+    // etcd writes whole numbers that a float represents exactly, such as 2.147483648e+09, and -1 for "never".
+    (!value.is_nan()).then_some(value as u64)
 }
 
 /// A message of a watch.
@@ -335,6 +346,16 @@ mod tests {
         assert_eq!((reply.succeeded, reply.revision), (false, 9));
         assert_eq!(reply.got.iter().map(Vec::len).collect::<Vec<_>>(), [0, 1]);
         assert_eq!(reply.got[1][0].value, b"b");
+    }
+
+    #[test]
+    fn a_metric_is_found_by_its_whole_name() {
+        let page = "# TYPE quota gauge\nquota_bytes 5\nquota 2.147483648e+09\nempty\nnone NaN\nnegative -1\n";
+        assert_eq!(read_metric(page, "quota"), Some(2_147_483_648));
+        assert_eq!(read_metric(page, "negative"), Some(0));
+        for name in ["quot", "empty", "none", "other"] {
+            assert_eq!(read_metric(page, name), None, "{name}");
+        }
     }
 
     #[test]

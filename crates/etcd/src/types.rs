@@ -167,6 +167,14 @@ pub struct MemberStatus {
     pub db_size_in_use: i64,
     /// Problems and alarms that the member reports. Each text contains a solution, if one is known.
     pub problems: Vec<String>,
+    /// Whether the alarm about a full database is raised, so that etcd refuses all changes.
+    pub is_full: bool,
+    /// The quota of the database, in bytes. Only [`Etcd::measured_members`](crate::Etcd::measured_members) sets it, if
+    /// the member's page of metrics has it.
+    pub quota: Option<u64>,
+    /// The revision up to which the member has removed old values. Only
+    /// [`Etcd::measured_members`](crate::Etcd::measured_members) sets it, if the member's page of metrics has it.
+    pub compacted: Option<u64>,
 }
 
 impl MemberStatus {

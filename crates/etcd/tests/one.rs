@@ -304,8 +304,10 @@ fn a_full_database_is_named_and_loses_no_transaction_that_was_acknowledged() {
     println!("{in_doubt} of {} in doubt were carried out", written.len());
     let lease = etcd.grant_lease(5);
     assert!(matches!(&lease, Err(Error::Refused(why)) if why.contains("alarm disarm")), "{lease:?}");
-    let status = etcd.members().expect("a list");
+    let status = etcd.measured_members().expect("a list");
     assert!(status[0].problems.iter().any(|problem| problem.starts_with("no space")), "{status:?}");
+    assert!(status[0].is_full && status[0].quota == Some(16 * 1024 * 1024), "{status:?}");
+    assert!(status[0].compacted.is_some_and(|compacted| compacted < status[0].revision.unsigned_abs()), "{status:?}");
 
     // The way out that the error names works. Deletions need no space.
     carry_out(&etcd, vec![Op::DeleteRange { key: "full/".into(), end: "full0".into() }]);
@@ -313,6 +315,8 @@ fn a_full_database_is_named_and_loses_no_transaction_that_was_acknowledged() {
     stage.etcdctl(0, &["compact", "--physical", &revision.to_string()]).expect("a compaction");
     stage.etcdctl(0, &["defrag"]).expect("a defragmentation");
     stage.etcdctl(0, &["alarm", "disarm"]).expect("the end of the alarm");
+    let status = etcd.measured_members().expect("a list");
+    assert!(!status[0].is_full && status[0].compacted == Some(revision.unsigned_abs()), "{status:?}");
     until("a transaction", || etcd.txn(&Txn { success: vec![put("k", b"v")], ..Txn::default() }).is_ok());
 }
 

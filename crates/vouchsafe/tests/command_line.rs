@@ -212,6 +212,12 @@ fn the_audit_trail_is_verified_from_the_command_line() {
     assert_eq!(broken.status.code(), Some(1));
     assert!(text(&broken).contains("trail acts, entry 1: it differs from the noted one"));
     assert_eq!(authority(&["audit", "verify", "--head", "acts:one"]).status.code(), Some(2));
+    // Other members exist in a cluster only.
+    for alone in [&["audit", "verify", "--member", "b=b.jsonl"][..], &["audit", "head", "--cluster"]] {
+        let output = authority(alone);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(String::from_utf8_lossy(&output.stderr).contains("not a member of a cluster"), "{output:?}");
+    }
 }
 
 const POLICY: &str = "[groups]\nstaff = [\"alice\"]\n[[receivers]]\nname = \"git\"\naddress = \"203.0.113.10\"\n\

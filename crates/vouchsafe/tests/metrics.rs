@@ -1,4 +1,4 @@
-//! The metrics of all roles are those that the dashboard draws and docs/operations.md explains.
+//! The metrics of all roles are those that the dashboard draws, the alerts use and docs/operations.md explains.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -11,11 +11,17 @@ fn pages() -> [String; 4] {
     let calls = authority::metrics::counters::Metrics::default();
     calls.note("/v1/grants", "ok", 0.01);
     let heads = authority::storage::Trail::ALL.map(|trail| authority::storage::Head { trail, id: 7, hash: [1; 32] });
+    let server = authority::metrics::cluster::EtcdServer {
+        answers: true,
+        quota: Some(2 << 30),
+        compacted: Some(1),
+        ..Default::default()
+    };
     let snapshot = authority::metrics::counters::Snapshot {
         heads: heads.to_vec(),
         datagrams: vec![("given", 1)],
         grant_datagrams: vec![("given", 1)],
-        cluster: Some(authority::metrics::counters::ClusterSnapshot::default()),
+        cluster: Some(authority::metrics::cluster::ClusterSnapshot { etcd: vec![server], ..Default::default() }),
         webhooks: vec![authority::webhook::WebhookState::default()],
         ..Default::default()
     };
@@ -139,14 +145,14 @@ fn endpoint() -> svtep::view::Status {
         addresses: Vec::new(),
         tenants: vec![tenant],
         open: 1,
+        paths: Vec::new(),
+        path_changes: 1,
         answers: counter(),
         consents: 1,
         packets: counter(),
         passed: counter(),
         reasons: counter(),
     }
-        paths: Vec::new(),
-        path_changes: 1,
 }
 
 /// Returns the names of all samples.
@@ -180,6 +186,43 @@ fn the_dashboard_draws_metrics_that_exist() {
     let drawn = |name: &String| asked.contains(name) || name.contains("_call_seconds");
     let forgotten: Vec<_> = samples().into_iter().filter(|name| !drawn(name)).collect();
     assert!(forgotten.is_empty(), "nowhere drawn: {forgotten:?}");
+}
+
+/// Returns the alerts in the rules: for each its name, its expression, and its other lines.
+fn alerts() -> Vec<(String, String, String)> {
+    let text = read("packaging/prometheus/vouchsafe.rules.yml");
+    let of_alert = |part: &str| {
+        let (name, rest) = part.split_once('\n').unwrap();
+        let line = rest.lines().find_map(|line| line.trim().strip_prefix("expr: ")).expect(name);
+        (name.to_owned(), line.to_owned(), rest.to_owned())
+    };
+    text.split("- alert: ").skip(1).map(of_alert).collect()
+}
+
+#[test]
+fn alerts_use_metrics_that_exist() {
+    let (alerts, samples) = (alerts(), samples());
+    assert!(alerts.len() > 20, "only {} alerts", alerts.len());
+    let names: BTreeSet<_> = alerts.iter().map(|(name, ..)| name.clone()).collect();
+    assert_eq!(names.len(), alerts.len(), "two alerts have one name");
+    for (name, expression, rest) in &alerts {
+        let asked = named(expression);
+        assert!(!asked.is_empty(), "{name} asks for no metric of this program");
+        let missing: Vec<_> = asked.difference(&samples).collect();
+        assert!(missing.is_empty(), "{name}: no role has {missing:?}");
+        for (open, close) in [('(', ')'), ('{', '}'), ('[', ']')] {
+            let count = |sign: char| expression.matches(sign).count();
+            assert_eq!(count(open), count(close), "{name}: {expression}");
+        }
+        for part in ["severity: ", "summary: ", "description: "] {
+            assert_eq!(rest.lines().filter(|line| line.trim().starts_with(part)).count(), 1, "{name}: {part}");
+        }
+    }
+    // docs/operations.md says what to do about each of them.
+    let text = read("docs/operations.md");
+    let rows = text.lines().filter_map(|line| line.strip_prefix("| `Vouchsafe")?.split_once('`'));
+    let explained: BTreeSet<_> = rows.map(|(name, _)| format!("Vouchsafe{name}")).collect();
+    assert_eq!(explained, names);
 }
 
 #[test]

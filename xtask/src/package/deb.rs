@@ -12,11 +12,12 @@ use crate::run::{command, output};
 /// Where `packaging/systemd` expects the program, and where the package has it.
 const PROGRAM: (&str, &str) = ("/usr/local/bin/vouchsafe", "/usr/bin/vouchsafe");
 /// Files of `packaging/` that are installed as they are.
-const FILES: [(&str, &str); 5] = [
+const FILES: [(&str, &str); 6] = [
     ("debian/agent.toml", "etc/vouchsafe/agent.toml"),
     ("debian/vouchsafe-transfer", "etc/default/vouchsafe-transfer"),
     ("debian/copyright", "usr/share/doc/vouchsafe/copyright"),
     ("grafana/vouchsafe.json", "usr/share/vouchsafe/grafana/vouchsafe.json"),
+    ("prometheus/vouchsafe.rules.yml", "usr/share/vouchsafe/prometheus/vouchsafe.rules.yml"),
     ("wireshark/vouchsafe.lua", "usr/share/vouchsafe/wireshark/vouchsafe.lua"),
 ];
 const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];

@@ -364,7 +364,7 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
             println!("{}", admin::rotate_master_key(&at.directory(), compromised).await?);
         }
         AuthorityCommand::Openapi => print!("{}", openapi::text()),
-        AuthorityCommand::Audit(arguments) => return audit::run(arguments),
+        AuthorityCommand::Audit(arguments) => return audit::run(arguments).await,
         AuthorityCommand::Cluster(command) => return cluster::run(command).await,
         AuthorityCommand::Migrate(arguments) => return cluster::migrate(arguments).await,
     }

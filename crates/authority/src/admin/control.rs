@@ -3,11 +3,12 @@
 
 use crate::Directory;
 use crate::cluster::confirm::Followed;
+use crate::cluster::status::NO_MEMBER;
 use crate::policy::access::{GivenConsent, Giver, Giving};
 use crate::segments::listed::SegmentFilter;
 use crate::state::Authority;
-use crate::storage::Operator;
-use anyhow::{Context, Result};
+use crate::storage::{AuditEvent, Operator};
+use anyhow::{Context, Result, ensure};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -67,6 +68,11 @@ pub enum Command {
     /// State what this member of a cluster may do now; answered by a
     /// [`Standing`](crate::cluster::contact::Standing).
     Standing,
+    /// Accept that the audit trails of this member of a cluster lack entries that it has published earlier.
+    AcceptTrails {
+        /// The operator who accepts it.
+        by: Operator,
+    },
     /// State how many messages the webhooks have delivered; answered by a list of
     /// [`WebhookState`](crate::webhook::WebhookState).
     Webhooks,
@@ -229,6 +235,15 @@ async fn act(authority: &Arc<Authority>, command: Command, turn: Turn) -> Result
         }
         Command::Webhooks => return Ok(serde_json::to_value(authority.webhooks.states())?),
         Command::Standing => return Ok(serde_json::to_value(authority.contact.standing())?),
+        Command::AcceptTrails { by } => {
+            let cluster = authority.members.cluster().context(NO_MEMBER)?;
+            let lost = cluster.lost_heads().context("etcd has not answered since the start: try again later")?;
+            ensure!(!lost.is_empty(), "the audit trails of this member lack nothing that it has published");
+            let detail = format!("the audit trails lack entries: they contained {}", lost.join(" and "));
+            authority.audit.write(AuditEvent::new("audit_accepted").detail(detail).by(&by)).await?;
+            cluster.set_lost_heads(Vec::new());
+            Ok(format!("accepted that the audit trails do not contain {} any more", lost.join(" and ")))
+        }
         Command::Sync => {
             authority.follower.refresh().await?;
             authority.sync.run().await?;

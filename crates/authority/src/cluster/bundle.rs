@@ -139,7 +139,8 @@ fn share(directory: &Directory, database: &mut Database, config: &ClusterConfig)
 }
 
 fn add_member(database: &mut Database, name: &str, url: &str) -> Result<()> {
-    let known = serde_json::to_vec(&KnownMember { url: url.to_owned() })?;
+    let format = Some(database.cluster_format()?);
+    let known = serde_json::to_vec(&KnownMember { url: url.to_owned(), format })?;
     database.change_shared(&format!("{KNOWN}{name}"), |_| Ok(Some(known)))
 }
 
@@ -375,9 +376,13 @@ pub fn remove(directory: &Directory, name: &str, force: bool) -> Result<()> {
         "member {name} is running: stop its server first. If you can't, --force removes the member anyway: its server \
          then issues no grants, and renews leases only until its `grace` is over"
     );
+    let trails = cluster.read_trails()?.into_iter().find(|trails| trails.name == name);
     database.change_shared(&format!("{KNOWN}{name}"), |_| Ok(None))?;
-    let event = AuditEvent::new("cluster").detail(format!("removed member {name}")).by(&Operator::current());
-    database.audit(&event, now())
+    // A new member with this name begins other trails.
+    let ends = trails.map(|trails| format!("; its audit trails ended with {}", trails.heads.join(" and ")));
+    let detail = format!("removed member {name}{}", ends.unwrap_or_default());
+    database.audit(&AuditEvent::new("cluster").detail(detail).by(&Operator::current()), now())?;
+    cluster.forget_trail(name)
 }
 
 /// Takes the lock of the directory's server, so that the server can't run meanwhile.

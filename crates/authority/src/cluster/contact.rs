@@ -206,6 +206,15 @@ impl Contact {
         }
     }
 
+    /// Returns the time since the last contact; zero while the authority has contact.
+    pub fn time_without(&self) -> Duration {
+        match self.standing() {
+            Standing::NoMajority { since: 0, .. } => self.lock().map_or(Duration::ZERO, |seen| seen.began.elapsed()),
+            Standing::NoMajority { since, .. } => Duration::from_secs(now().saturating_sub(since)),
+            _ => Duration::ZERO,
+        }
+    }
+
     /// Reports whether the clock of this host is right, as far as the authority knows.
     pub fn has_right_clock(&self) -> bool {
         self.clock.wrong().is_none()
@@ -251,14 +260,16 @@ mod tests {
         let room = tempfile::tempdir().unwrap();
         let contact = member(room.path());
         assert!(!contact.may_record() && !contact.may_renew(), "it has never had contact");
+        assert!(contact.time_without() < Duration::from_secs(60), "since it started");
         contact.note(Instant::now());
-        assert!(contact.may_record() && contact.may_renew());
+        assert!(contact.may_record() && contact.may_renew() && contact.time_without().is_zero());
         contact.note(ago(10));
         assert!(!contact.may_record() && !contact.may_try() && contact.may_renew());
         contact.note(ago(3));
         assert!(!contact.may_record() && contact.may_try());
         contact.note(ago(10));
         contact.note_failure("nobody answers");
+        assert!((9..=11).contains(&contact.time_without().as_secs()), "{:?}", contact.time_without());
         let Standing::NoMajority { renews_until, why, since } = contact.standing() else { panic!() };
         assert!((45..=51).contains(&(renews_until - now())) && why == "nobody answers" && since + 9 <= now());
         contact.note(ago(61));

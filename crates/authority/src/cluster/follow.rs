@@ -1,23 +1,23 @@
 //! Follows the changes that other members record: applies them to this member's database, memory and files, and then
 //! notifies this member's listeners.
 
-use super::confirm::known;
 use super::contact::{Contact, Standing};
 use super::files::{self, SharedFiles};
-use super::membership::{Cluster, KNOWN, KnownMember, Members, VerifiersState, check_alike};
+use super::membership::{Cluster, KNOWN, KnownMember, Load, Members, VerifiersState, check_alike, known_urls};
+use super::trails::{self, TrailState};
 use crate::leases::Leases;
 use crate::login::Sessions;
 use crate::policy::{Enforcer, PolicyInForce};
 use crate::push::events::{Listener, Push};
 use crate::push::verifiers::Verifiers;
 use crate::single_flight::SingleFlight;
-use crate::storage::{Changes, Database, FollowedGrant, Storage, TokenHash, Unavailable};
+use crate::storage::{Changes, Database, FollowedGrant, SCHEMA_VERSION, Storage, TokenHash, Unavailable};
 use crate::sync::Synchroniser;
 use crate::{Directory, Settings, now};
 use anyhow::{Context, Result};
 use api::Event;
 use etcd::WatchEvent;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
@@ -74,6 +74,19 @@ pub struct FollowerState {
     told: Mutex<Option<Instant>>,
     /// The time of the last round that was started because a caller presented an unknown token.
     stranger: Mutex<Option<Instant>>,
+    /// Number of the last entry of the log, as the last round read it.
+    head: AtomicU64,
+    /// The start of the last round after which the member had followed everything.
+    level: Mutex<Option<Instant>>,
+}
+
+/// The distance of a member's decisions from the state of the cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lag {
+    /// Number of entries of the log that the decisions do not take into account yet, of those that the member knows of.
+    pub behind: u64,
+    /// The age of the state by which the member decides: the time since it knew everything that was recorded.
+    pub age: Duration,
 }
 
 impl Follower {
@@ -246,6 +259,7 @@ impl Follower {
         let others = cluster.others();
         let log = cluster.log().clone();
         let head = tokio::task::spawn_blocking(move || log.head()).await??;
+        self.state.head.store(head, Ordering::Relaxed);
         let followed = cluster.own().followed;
         let apply = move |database: &mut Database| {
             // A command of this host may have applied entries, of which this process has to learn.
@@ -260,6 +274,7 @@ impl Follower {
         self.follow(changes).await.context("cannot put the changes of another member in force")?;
         self.state.missed.store(false, Ordering::SeqCst);
         self.storage.set_followed(applied);
+        *self.state.level.lock().unwrap_or_else(PoisonError::into_inner) = Some(begun);
         let version = self.enforcer.version.load(Ordering::SeqCst);
         cluster.change(|own| {
             (own.applied, own.followed, own.policy) = (applied, applied, version);
@@ -351,7 +366,8 @@ impl Follower {
 
     /// Takes over the master keys and `networks.toml`.
     async fn follow_files(&self) -> Result<()> {
-        let read = |database: &mut Database| Ok((files::read(database)?, files::late(database)?, known(database)?));
+        let read =
+            |database: &mut Database| Ok((files::read(database)?, files::late(database)?, known_urls(database)?));
         let (SharedFiles { keys, networks }, late, known) = self.storage.call(read).await?;
         self.leases.set_late(late);
         if let Some(cluster) = self.members.cluster() {
@@ -366,12 +382,40 @@ impl Follower {
         Ok(())
     }
 
-    async fn publish_once(&self) -> Result<()> {
-        let heads = self.storage.call(|database| database.audit_heads()).await?;
+    /// Returns how far this member's decisions are behind the cluster; zero for an authority in no cluster.
+    pub fn lag(&self) -> Lag {
+        let Some(cluster) = self.members.cluster() else { return Lag::default() };
+        let own = cluster.own();
+        let level = *self.state.level.lock().unwrap_or_else(PoisonError::into_inner);
+        let since_start = || Duration::from_secs(now().saturating_sub(own.since));
+        Lag {
+            behind: self.state.head.load(Ordering::Relaxed).saturating_sub(own.followed),
+            age: level.map_or_else(since_start, |level| level.elapsed()),
+        }
+    }
+
+    /// Compares this member's audit trails with the heads that it has published earlier.
+    async fn compare_trails(&self, cluster: &Cluster) -> Result<()> {
         let members = self.members.clone();
+        let read = move || members.cluster().map_or_else(|| Ok(TrailState::default()), Cluster::read_own_trail);
+        let published = tokio::task::spawn_blocking(read).await??;
+        let lost = self.storage.call(move |database| trails::missing(database, &published)).await?;
+        cluster.set_lost_heads(lost);
+        Ok(())
+    }
+
+    async fn publish_once(&self) -> Result<()> {
+        if let Some(cluster) = self.members.cluster().filter(|cluster| cluster.lost_heads().is_none()) {
+            self.compare_trails(cluster).await?;
+        }
+        let heads = self.storage.call(|database| database.audit_heads()).await?;
+        let (members, (sessions, verifiers)) = (self.members.clone(), self.push.count());
         let publish = move || {
             let Some(cluster) = members.cluster() else { return Ok(()) };
-            cluster.change(|own| own.heads = heads.iter().map(ToString::to_string).collect());
+            cluster.change(|own| {
+                own.heads = heads.iter().map(ToString::to_string).collect();
+                own.load = Some(Load { sessions, verifiers });
+            });
             cluster.publish()?;
             cluster.read().map(drop)
         };
@@ -399,7 +443,7 @@ impl Follower {
         let grace = self.settings.grace;
         let record = move |database: &mut Database| {
             files::note_grace(database, grace)?;
-            let known = serde_json::to_vec(&KnownMember { url })?;
+            let known = serde_json::to_vec(&KnownMember { url, format: Some(SCHEMA_VERSION) })?;
             // Only an invitation makes a member.
             database.change_shared(&format!("{KNOWN}{name}"), |before| Ok(before.map(|_| known)))
         };

@@ -2,14 +2,16 @@
 //! ends. Each member reads the states of the others.
 
 use super::config::ClusterConfig;
+use super::trails::TrailState;
 use crate::now;
-use crate::storage::{Log, clock_sentence};
-use anyhow::{Result, bail};
+use crate::storage::{Database, Log, clock_sentence};
+use anyhow::{Context, Result, bail};
 use api::AUTHORITIES_MAX;
 use etcd::{Compare, Etcd, Op, Txn};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -49,10 +51,22 @@ pub struct MemberState {
     pub issuer: String,
     /// The last entries of the member's audit trails, such as `acts:123:9f86d081…`.
     pub heads: Vec<String>,
+    /// The load of the member. `None` if the member runs an earlier release, or has just started.
+    #[serde(default)]
+    pub load: Option<Load>,
     /// The verifiers that are connected to the member. `None` if the member runs an earlier release, or has just
     /// started.
     #[serde(default)]
     pub verifiers: Option<VerifiersState>,
+}
+
+/// The load of a member.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Load {
+    /// Number of event streams of agents and other programs in sessions.
+    pub sessions: usize,
+    /// Number of event streams of verifiers and tunnel endpoints.
+    pub verifiers: usize,
 }
 
 /// Maximum number of verifiers that a member names. A member publishes its state every second, and all names together
@@ -78,6 +92,19 @@ pub struct VerifiersState {
 pub struct KnownMember {
     /// The URL at which agents and verifiers reach the member.
     pub url: String,
+    /// The format of the member's database. The storage reads this value, too. `None` if the member ran an earlier
+    /// release when it last started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<i64>,
+}
+
+/// Returns the URLs of all members that belong to the cluster, by name.
+///
+/// # Errors
+/// Fails if the database cannot be read.
+pub fn known_urls(database: &Database) -> Result<BTreeMap<String, String>> {
+    let url = |known: Vec<u8>| serde_json::from_slice::<KnownMember>(&known).map(|known| known.url).unwrap_or_default();
+    Ok(database.shared_below(KNOWN)?.into_iter().map(|(name, known)| (name, url(known))).collect())
 }
 
 /// The key under which a member publishes its state.
@@ -88,6 +115,8 @@ struct Published {
     created: i64,
     /// Whether the member is stopping, so that it must not publish its state any more.
     ends: bool,
+    /// The heads that etcd has stored, and those that are missing.
+    trails: Option<(Vec<String>, Vec<String>)>,
 }
 
 /// The cluster, as one of its members uses it.
@@ -101,8 +130,13 @@ pub struct Cluster {
     stored: Mutex<Option<Instant>>,
     /// The states of all running members, beginning with this member's state.
     live: Mutex<Vec<MemberState>>,
-    /// The names of all members, as this member's database lists them.
-    known: Mutex<Option<BTreeSet<String>>>,
+    /// The names and URLs of all members, as this member's database lists them.
+    known: Mutex<Option<BTreeMap<String, String>>>,
+    /// The heads that this member has published earlier, and that its audit trails lack. `None` if they have not been
+    /// compared yet.
+    lost: Mutex<Option<Vec<String>>>,
+    /// The number of times that etcd has ended the member's lease although the member was running.
+    lost_leases: AtomicU64,
 }
 
 /// The members of the cluster. In an authority without a cluster, the only member is the authority itself.
@@ -130,8 +164,8 @@ impl Members {
         let (name, url, version) = (config.name.clone(), config.url.clone(), env!("CARGO_PKG_VERSION").to_owned());
         let own = Mutex::new(MemberState { name, url, version, since: now(), ..MemberState::default() });
         let (published, stored, live) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let known = Mutex::default();
-        let cluster = Cluster { config, etcd, log, own, published, stored, live, known };
+        let (known, lost, lost_leases) = (Mutex::default(), Mutex::default(), AtomicU64::default());
+        let cluster = Cluster { config, etcd, log, own, published, stored, live, known, lost, lost_leases };
         Ok(Self { cluster: Some(cluster), url: None })
     }
 
@@ -140,12 +174,21 @@ impl Members {
         self.cluster.as_ref()
     }
 
-    /// Returns the URLs of the running members, beginning with this member's URL. An authority in no cluster returns at
-    /// most its own URL.
+    /// Returns the URLs of all members: this member's URL, then those of running members, then those of the others. An
+    /// authority in no cluster returns at most its own URL.
+    ///
+    /// The URLs of members that do not run are in the list, because a client keeps only the URLs of the latest list. If
+    /// only one member runs for a while, its clients would forget the others.
     pub fn urls(&self) -> Vec<String> {
         let Some(cluster) = &self.cluster else { return self.url.clone().into_iter().collect() };
-        let others = cluster.others().into_iter().map(|member| member.url);
-        std::iter::once(cluster.config.url.clone()).chain(others).take(AUTHORITIES_MAX).collect()
+        let others = cluster.others();
+        let known = lock(&cluster.known).clone().unwrap_or_default();
+        let is_absent =
+            |name: &String| *name != cluster.config.name && others.iter().all(|member| member.name != *name);
+        let absent = known.into_iter().filter(|(name, url)| is_absent(name) && !url.is_empty()).map(|(_, url)| url);
+        let absent: Vec<_> = absent.collect();
+        let others = others.into_iter().map(|member| member.url);
+        std::iter::once(cluster.config.url.clone()).chain(others).chain(absent).take(AUTHORITIES_MAX).collect()
     }
 
     /// Returns the URLs that messages to endpoints contain: those of [`Self::urls`], or an empty list if the authority
@@ -233,19 +276,32 @@ impl Cluster {
         }
         let lease = match published.lease {
             Some(lease) if self.etcd.keep_alive(lease)? => lease,
-            _ => {
+            ended => {
+                if ended.is_some() {
+                    self.lost_leases.fetch_add(1, Ordering::Relaxed);
+                    published.lease = None;
+                }
                 let lease = self.etcd.grant_lease(TTL)?;
-                *published = Published { lease: Some(lease), created: 0, ends: false };
+                *published = Published { lease: Some(lease), ..Published::default() };
                 lease
             }
         };
         let state = MemberState { time: now(), ..self.own() };
         let (key, context) = (self.key(&self.config.name), context(&self.config.name));
         let value = self.log.seal(&context, &serde_json::to_vec(&state)?)?;
-        let put = Op::Put { key: key.clone(), value, lease: Some(lease) };
+        let mut puts = vec![Op::Put { key: key.clone(), value, lease: Some(lease) }];
+        // Before the trails have been compared with the heads that etcd has, these heads must stay.
+        let lost = lock(&self.lost).clone().filter(|_| !state.heads.is_empty());
+        let trails = lost.map(|lost| (state.heads, lost));
+        if let Some((heads, lost)) = trails.clone().filter(|_| published.trails != trails) {
+            let trail = TrailState { name: state.name, time: state.time, heads, lost };
+            let value = self.log.seal(&trail_context(&trail.name), &serde_json::to_vec(&trail)?)?;
+            puts.push(Op::Put { key: self.trail_key(&trail.name), value, lease: None });
+        }
         let compare = vec![Compare::CreateRevisionIs(key.clone(), published.created)];
-        let reply = self.etcd.txn(&Txn { compare, success: vec![put], failure: vec![Op::Get { key: key.clone() }] })?;
+        let reply = self.etcd.txn(&Txn { compare, success: puts, failure: vec![Op::Get { key: key.clone() }] })?;
         if reply.succeeded {
+            published.trails = trails;
             if published.created == 0 {
                 published.created = reply.revision;
             }
@@ -290,7 +346,7 @@ impl Cluster {
         }
         if let Some(known) = &*lock(&self.known) {
             // Somebody with the cluster's key could publish states of members that nobody has invited.
-            states.retain(|state| known.contains(&state.name));
+            states.retain(|state| known.contains_key(&state.name));
         }
         states.sort_by(|one, other| one.name.cmp(&other.name));
         let others = states.iter().filter(|state| state.name != self.config.name);
@@ -299,9 +355,75 @@ impl Cluster {
         Ok(states)
     }
 
-    /// Sets the names of the members that belong to the cluster. States of others are ignored from now on.
-    pub fn set_known(&self, known: BTreeSet<String>) {
+    /// Sets the names and URLs of the members that belong to the cluster. States of others are ignored from now on.
+    pub fn set_known(&self, known: BTreeMap<String, String>) {
         *lock(&self.known) = Some(known);
+    }
+
+    /// Returns the number of members that belong to the cluster, running or not.
+    pub fn known_count(&self) -> usize {
+        lock(&self.known).as_ref().map_or(0, BTreeMap::len)
+    }
+
+    /// Returns the number of times that etcd has ended the lease of this member although the member was running.
+    pub fn lost_leases(&self) -> u64 {
+        self.lost_leases.load(Ordering::Relaxed)
+    }
+
+    /// Reads the heads of all members' audit trails, as the members published them, by name. Blocks until etcd has
+    /// answered.
+    ///
+    /// # Errors
+    /// Fails if etcd does not answer, or has heads that were not made with the cluster's key.
+    pub fn read_trails(&self) -> Result<Vec<TrailState>> {
+        let (found, _) = self.etcd.list(&self.trail_key(""))?;
+        found.iter().map(|item| self.open_trail(item.key.rsplit('/').next().unwrap_or_default(), &item.value)).collect()
+    }
+
+    /// Reads the heads that this member has published earlier.
+    ///
+    /// # Errors
+    /// Fails for the same reasons as [`Self::read_trails`].
+    pub fn read_own_trail(&self) -> Result<TrailState> {
+        let name = &self.config.name;
+        let found = self.etcd.get(&self.trail_key(name))?;
+        found.map_or_else(|| Ok(TrailState::default()), |item| self.open_trail(name, &item.value))
+    }
+
+    fn open_trail(&self, name: &str, sealed: &[u8]) -> Result<TrailState> {
+        let opened = self.log.open(&trail_context(name), sealed);
+        opened
+            .and_then(|text| Ok(serde_json::from_slice(&text)?))
+            .with_context(|| format!("cannot read the heads of member {name}'s audit trails in etcd"))
+    }
+
+    /// Deletes the heads of a member that was removed from the cluster.
+    ///
+    /// # Errors
+    /// Fails if etcd does not answer.
+    pub fn forget_trail(&self, name: &str) -> Result<()> {
+        let success = vec![Op::Delete { key: self.trail_key(name) }];
+        self.etcd.txn(&Txn { compare: Vec::new(), success, failure: Vec::new() })?;
+        Ok(())
+    }
+
+    /// Returns the heads that this member has published earlier, and that its audit trails lack. Returns `None` if they
+    /// have not been compared yet.
+    pub fn lost_heads(&self) -> Option<Vec<String>> {
+        lock(&self.lost).clone()
+    }
+
+    /// Sets the heads that this member's audit trails lack.
+    pub fn set_lost_heads(&self, lost: Vec<String>) {
+        if !lost.is_empty() {
+            tracing::error!(
+                "the audit trails of this member lack entries that it has published earlier; they contained {}. The \
+                 disk was lost or has an earlier state, or the power failed. Find out the reason, then run `vouchsafe \
+                 authority audit accept`",
+                lost.join(" and ")
+            );
+        }
+        *lock(&self.lost) = Some(lost);
     }
 
     /// Checks that this member is in contact with the cluster. There are four conditions: the member belongs to the
@@ -313,7 +435,7 @@ impl Cluster {
     /// Fails if one of these conditions does not hold; the error says which, and the way out.
     pub fn check_contact(&self, head: u64, others: &[MemberState]) -> Result<()> {
         let name = &self.config.name;
-        if lock(&self.known).as_ref().is_some_and(|known| !known.contains(name)) {
+        if lock(&self.known).as_ref().is_some_and(|known| !known.contains_key(name)) {
             bail!(
                 "member {name} was removed from the cluster: stop this server and delete its directory, or run `vouchsafe \
                  authority cluster invite` at a member and join again"
@@ -353,6 +475,15 @@ impl Cluster {
     fn key(&self, name: &str) -> String {
         format!("/vouchsafe/{}/members/{name}", self.config.id)
     }
+
+    fn trail_key(&self, name: &str) -> String {
+        format!("/vouchsafe/{}/trails/{name}", self.config.id)
+    }
+}
+
+/// Returns the text that binds sealed heads to their member.
+fn trail_context(name: &str) -> String {
+    format!("trails/{name}")
 }
 
 /// Returns the text that binds a sealed state to its member.

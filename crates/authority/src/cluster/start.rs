@@ -1,10 +1,10 @@
 //! The start of an authority: opens its database, and selects the policy with which it starts. A member of a cluster
 //! starts with the policy that is in force in the cluster. It starts even if etcd does not answer.
 
-use super::confirm::known;
 use super::contact::Contact;
 use super::files::{self, SharedFiles};
-use super::membership::{Cluster, Members, check_alike};
+use super::membership::{Cluster, Members, check_alike, known_urls};
+use super::trails;
 use crate::policy::candidate::Candidate;
 use crate::storage::Database;
 use crate::{Directory, Settings, now};
@@ -61,7 +61,7 @@ impl Start {
         // Changes up to here are part of the start.
         database.take_changes();
         contact.limit_grace(files::most_grace(&database)?);
-        cluster.set_known(known(&database)?);
+        cluster.set_known(known_urls(&database)?);
         for endpoint in cluster.config().endpoints.iter().filter(|url| is_exposed(url)) {
             tracing::warn!(
                 "the connection to {endpoint} is not encrypted, so everybody on its path can stop the cluster: \
@@ -131,8 +131,11 @@ fn meet(cluster: &Cluster, database: &mut Database, contact: &Contact) -> Result
     }
     database.catch_up()?;
     let applied = database.applied()?;
+    let lost = trails::missing(database, &cluster.read_own_trail()?)?;
+    cluster.set_lost_heads(lost);
+    let heads = database.audit_heads()?.iter().map(ToString::to_string).collect();
     // The member follows what it starts with.
-    cluster.change(|own| (own.applied, own.followed) = (applied, applied));
+    cluster.change(|own| (own.applied, own.followed, own.heads) = (applied, applied, heads));
     cluster.publish()?;
     contact.note(begun);
     Ok(Met::Well)

@@ -3,6 +3,7 @@
 use super::confirm::{Followed, known, wait_without_server};
 use super::contact::Standing;
 use super::membership::{Cluster, KNOWN, KnownMember, MemberState, Members, check_alike};
+use crate::storage::SCHEMA_VERSION;
 use crate::{Directory, now};
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -37,6 +38,8 @@ pub struct MemberStatus {
     pub state: Option<MemberState>,
     /// Number of entries of the log that the member's decisions do not take into account yet.
     pub behind: Option<u64>,
+    /// Heads that the member has published, and that its audit trails do not contain any more.
+    pub lost: Vec<String>,
 }
 
 /// The cluster, as this member knows it.
@@ -60,6 +63,9 @@ pub struct Status {
     pub members: Vec<MemberStatus>,
     /// The settings in which the members differ although the values must be equal.
     pub disagreement: Option<String>,
+    /// The format in which the members write, which is the oldest format of a member. `None` if this version can't write
+    /// it.
+    pub format: Option<i64>,
     /// The time of this status, in Unix seconds.
     pub now: u64,
 }
@@ -76,19 +82,20 @@ impl Status {
         let database = directory.open_database()?;
         let applied = database.applied()?;
         let listed = database.shared_below(KNOWN)?;
+        let format = database.cluster_format().ok();
         let (head, problem) = match cluster.log().head() {
             Ok(head) => (Some(head), None),
             Err(error) => (None, Some(format!("{error:#}"))),
         };
-        let there = match head {
-            Some(_) => cluster.read()?,
-            None => Vec::new(),
+        let (there, trails) = match head {
+            Some(_) => (cluster.read()?, cluster.read_trails()?),
+            None => (Vec::new(), Vec::new()),
         };
         let mut all: Vec<_> = listed
             .into_iter()
             .map(|(name, known)| {
                 let url = serde_json::from_slice::<KnownMember>(&known).map(|known| known.url).unwrap_or_default();
-                MemberStatus { name, url, is_there: head.map(|_| false), state: None, behind: None }
+                MemberStatus { name, url, is_there: head.map(|_| false), state: None, behind: None, lost: Vec::new() }
             })
             .collect();
         for state in there {
@@ -98,10 +105,16 @@ impl Status {
                 is_there: Some(true),
                 behind: head.map(|head| head.saturating_sub(state.followed)),
                 state: Some(state),
+                lost: Vec::new(),
             };
             match all.iter_mut().find(|member| member.name == status.name) {
                 Some(member) => *member = status,
                 None => all.push(status),
+            }
+        }
+        for trail in trails {
+            if let Some(member) = all.iter_mut().find(|member| member.name == trail.name) {
+                member.lost = trail.lost;
             }
         }
         let states = || all.iter().filter_map(|member| member.state.as_ref());
@@ -119,6 +132,7 @@ impl Status {
             etcd: etcd_status(cluster),
             members: all,
             disagreement,
+            format,
             now: now(),
         })
     }
@@ -129,7 +143,8 @@ impl Status {
             && self.disagreement.is_none()
             && matches!(self.standing, Some(Standing::Member))
             && self.etcd.iter().all(|server| server.problems.is_empty())
-            && self.members.iter().all(|member| member.is_there == Some(true))
+            && self.format.is_some()
+            && self.members.iter().all(|member| member.is_there == Some(true) && member.lost.is_empty())
     }
 }
 
@@ -187,6 +202,23 @@ impl fmt::Display for Status {
         if let Some(disagreement) = &self.disagreement {
             writeln!(f, "the members do not agree: {disagreement}")?;
         }
+        match self.format {
+            Some(SCHEMA_VERSION) => {}
+            Some(format) => writeln!(
+                f,
+                "the members write format {format} of the database until all of them have been upgraded; this version \
+                 has format {SCHEMA_VERSION}"
+            )?,
+            None => writeln!(f, "this version can't write the format of the other members: see docs/cluster.md")?,
+        }
+        for MemberStatus { name, lost, .. } in self.members.iter().filter(|member| !member.lost.is_empty()) {
+            writeln!(
+                f,
+                "the audit trails of member {name} lack entries; they contained {}. When you know the reason, run \
+                 `vouchsafe authority audit accept` at {name}",
+                lost.join(" and ")
+            )?;
+        }
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
         let row = |server: &EtcdStatus| {
             vec![
@@ -200,6 +232,7 @@ impl fmt::Display for Status {
         write!(f, "\n{}", Table::new(&["ETCD", "VERSION", "LEADER", "SIZE", "PROBLEMS"], self.etcd.iter().map(row)))?;
         let row = |member: &MemberStatus| {
             let state = member.state.as_ref();
+            let load = state.and_then(|state| state.load);
             vec![
                 member.name.clone(),
                 member.url.clone(),
@@ -212,10 +245,12 @@ impl fmt::Display for Status {
                 or_dash(state.map(|state| state.followed.to_string())),
                 or_dash(member.behind.map(|behind| behind.to_string())),
                 or_dash(state.map(|state| state.policy.to_string())),
+                or_dash(load.map(|load| load.sessions.to_string())),
+                or_dash(load.map(|load| load.verifiers.to_string())),
                 or_dash(state.map(|state| utc(state.since))),
             ]
         };
-        let head = ["MEMBER", "URL", "THERE", "VERSION", "ENTRY", "BEHIND", "POLICY", "SINCE"];
+        let head = ["MEMBER", "URL", "THERE", "VERSION", "ENTRY", "BEHIND", "POLICY", "AGENTS", "VERIFIERS", "SINCE"];
         write!(f, "\n{}", Table::new(&head, self.members.iter().map(row)))
     }
 }

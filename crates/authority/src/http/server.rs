@@ -76,6 +76,7 @@ impl Server {
         tasks.spawn(async move { webhooks.run().await });
         let metrics = readers.as_ref().map(TcpListener::local_addr).transpose()?;
         if let Some(readers) = readers {
+            tasks.spawn(authority.etcd_state.clone().run());
             let collector = authority.collector.clone();
             let page = move || {
                 let collector = collector.clone();

@@ -1,5 +1,6 @@
 //! The counters of calls, and the metrics page.
 
+use super::cluster::{self, ClusterSnapshot};
 use crate::storage::{Head, Trail};
 use crate::webhook::WebhookState;
 use prometheus_client::metrics::counter::Counter;
@@ -61,21 +62,6 @@ pub struct Snapshot {
     pub cluster: Option<ClusterSnapshot>,
 }
 
-/// The cluster as one of its members sees it.
-#[derive(Debug, Default)]
-pub struct ClusterSnapshot {
-    /// Number of running members.
-    pub members: usize,
-    /// Number of the last entry of the log that the member's decisions take into account.
-    pub followed: u64,
-    /// Whether the member has contact with a majority of etcd, so that it issues grants and records changes.
-    pub is_current: bool,
-    /// Whether the member renews leases.
-    pub renews: bool,
-    /// Whether the clock of the member's host agrees with the clocks of the other members.
-    pub clock_is_right: bool,
-}
-
 /// Renders the metrics page.
 pub fn page(metrics: &Metrics, snapshot: &Snapshot) -> Page {
     let mut page = Page::new("authority");
@@ -106,21 +92,8 @@ pub fn page(metrics: &Metrics, snapshot: &Snapshot) -> Page {
     if !snapshot.webhooks.is_empty() {
         webhooks(&mut page, &snapshot.webhooks);
     }
-    if let Some(cluster) = &snapshot.cluster {
-        page.gauge("cluster_members", "Members of the cluster that are there", cluster.members as f64);
-        page.gauge(
-            "cluster_followed",
-            "The last entry of the log that decisions take into account",
-            cluster.followed as f64,
-        );
-        let (current, renews) = (f64::from(cluster.is_current), f64::from(cluster.renews));
-        page.gauge("cluster_majority", "1 if this member has contact with a majority of etcd, otherwise 0", current);
-        page.gauge("cluster_renews", "1 if this member renews leases, otherwise 0", renews);
-        page.gauge(
-            "cluster_clock",
-            "1 if the clock of this host is right; 0 if it is wrong, and the member answers no calls",
-            f64::from(cluster.clock_is_right),
-        );
+    if let Some(snapshot) = &snapshot.cluster {
+        cluster::add(&mut page, snapshot);
     }
     let trails = Trail::ALL.map(|trail| snapshot.heads.iter().find(|head| head.trail == trail));
     let ids = trails.iter().flatten().map(|head| (label("trail", head.trail.name()), head.id as f64));

@@ -2,6 +2,7 @@
 
 pub(super) mod chain;
 mod dedup;
+pub(super) mod exported;
 pub(super) mod log;
 
 use super::Database;
@@ -153,7 +154,7 @@ impl Subject {
 }
 
 /// An entry of an audit trail, as it is listed and exported.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AuditEntry {
     /// The entry's number. Numbers rise across both trails.
     pub id: i64,

@@ -9,16 +9,19 @@ mod apply;
 mod capture;
 pub(super) mod clock;
 mod entry;
+mod format;
 mod log;
 mod seal;
 mod snapshot;
 #[cfg(test)]
 mod tests;
+mod unavailable;
 
 pub use log::Log;
 pub use seal::{ClusterId, ClusterKey};
+pub use unavailable::Unavailable;
 
-use super::{Database, SCHEMA_VERSION};
+use super::Database;
 use crate::login::credentials;
 use crate::now;
 use anyhow::{Context, Result, bail, ensure};
@@ -26,7 +29,6 @@ use capture::{Captured, Recorder};
 use entry::{Block, Entry, EntryId, Kind, Value};
 use log::{Appended, Head, Taken, Turn};
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
-use std::fmt;
 use std::time::{Duration, Instant};
 use wire::Handle;
 
@@ -113,31 +115,6 @@ const WAIT: Duration = Duration::from_secs(4);
 const STALE: Duration = Duration::from_millis(1500);
 /// The shortest and the longest pause between two looks whether the turn is free.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
-
-/// Error: the cluster cannot record a change now. Handlers answer with status 503.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unavailable {
-    /// The reason why the cluster cannot record a change.
-    pub why: String,
-    /// Whether the log may contain the change.
-    pub maybe_done: bool,
-}
-
-impl Unavailable {
-    /// Creates the error for a change that was certainly not recorded.
-    pub(crate) fn now(why: String) -> Self {
-        Self { why, maybe_done: false }
-    }
-}
-
-impl fmt::Display for Unavailable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let did = if self.maybe_done { "may have recorded" } else { "cannot record" };
-        write!(f, "the cluster {did} this change: {}", self.why)
-    }
-}
-
-impl std::error::Error for Unavailable {}
 
 /// The changes in a member's database that this process did not make. Other members or other processes on this host
 /// made them.
@@ -309,6 +286,7 @@ impl Replica {
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let position = Position::read(&transaction)?;
         ensure!(position.applied == turn.head.number, Unavailable::now("this member lost its turn to write".into()));
+        let schema = self.log.formats().of_cluster(&transaction)?;
         self.recorder.begin();
         let worked = work(&transaction);
         let captured = self.recorder.end();
@@ -317,6 +295,8 @@ impl Replica {
             transaction.commit()?;
             return Ok(());
         }
+        let urgent = is_urgent(&captured);
+        let blocks = self.log.formats().written(captured.blocks, schema)?;
         let id: EntryId = credentials::random()?;
         let next = Head { number: position.applied + 1, id: id.to_vec() };
         let decisive = if captured.decisive { next.number } else { position.decisive };
@@ -326,10 +306,10 @@ impl Replica {
             before: position.last,
             member: self.log.member().into(),
             time: now(),
-            schema: SCHEMA_VERSION,
-            urgent: is_urgent(&captured),
+            schema,
+            urgent,
             decisive: captured.decisive,
-            blocks: captured.blocks,
+            blocks,
             audit: captured.audit,
         };
         let sealed = self.log.sealed(next.number, &entry)?;
@@ -486,7 +466,7 @@ impl Replica {
             };
             let last = *last;
             if last > position.applied {
-                apply::entries(connection, self.recorder.tables(), &present, self.log.member())?;
+                apply::entries(connection, self.recorder.tables(), &present, &self.log)?;
             }
             for (number, entry) in &present {
                 self.changes.add(*number, entry);

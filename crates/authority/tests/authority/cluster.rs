@@ -1,20 +1,24 @@
 //! Two authorities over a real etcd: each answers for both, and follows what the other records.
 
+use crate::metrics;
 use crate::segments;
 use crate::stage::{PASSWORD, POLICY, SOON, events, git, handle, login, next, problem};
 use crate::webhook;
 use api::Event;
 use authority::admin;
 use authority::admin::consents::{self, Giving, Term};
+use authority::admin::trails::{self, Checked};
 use authority::cluster::bundle::{self, Etcd};
 use authority::cluster::contact::Standing;
 use authority::cluster::status::Status;
-use authority::storage::{AccessVerdict, Decided, Operator, RevokedCounts, Which};
+use authority::storage::{AccessVerdict, AuditEvent, Decided, Operator, RevokedCounts, Verdict, Which};
 use authority::{Directory, Server};
 use client::{Authority, Error};
 use etcd::stage::{Plan, Stage as EtcdStage};
 use sha2::Digest;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -355,6 +359,9 @@ async fn a_member_that_stops_sends_its_listeners_on_and_may_leave() {
     // The commands say who did not follow.
     let text = apply(&cluster.a.directory, &POLICY.replace("\"bob\"", "\"bob\", \"eve\"")).await;
     assert!(text.contains("b not there"), "{text}");
+    // An endpoint that asks meanwhile learns of b, too: it may be the only member that runs later.
+    let at_a = cluster.a.client().with_token(&session.token);
+    assert_eq!(at_a.destinations().await.unwrap().authorities.len(), 2);
 
     let error = bundle::leave(&directory, false, false).err().unwrap().to_string();
     assert!(error.contains("there are other members (a)") && error.contains("--keep-state"), "{error}");
@@ -406,4 +413,87 @@ async fn only_the_member_that_records_a_request_sends_a_message() {
     numbers.sort();
     numbers.dedup();
     assert_eq!(numbers.len(), 4);
+}
+
+/// Writes the audit trails of a member to a file, as `audit export` does.
+fn export(member: &Member) -> PathBuf {
+    let file = member.directory.path().join("audit.jsonl");
+    let mut lines = String::new();
+    let database = member.directory.open_database().unwrap();
+    let written = database.each_audit_entry(0, |entry| {
+        lines += &serde_json::to_string(&entry)?;
+        lines.push('\n');
+        Ok(())
+    });
+    written.unwrap();
+    std::fs::write(&file, lines).unwrap();
+    file
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_whose_disk_goes_back_in_time_is_named_until_somebody_accepts_it() {
+    let Cluster { etcd, a, mut b, _room } = Cluster::start().await;
+    b.server.take().unwrap().stop().await;
+    let (database, copy) = (b.directory.database(), b.directory.path().join("copy.db"));
+    std::fs::copy(&database, &copy).unwrap();
+    b = Member::start(b.directory.clone(), Some(b.address)).await;
+    let heads = |member: &Member| {
+        let heads = member.directory.open_database().unwrap().audit_heads().unwrap();
+        heads.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let event = AuditEvent::new("granted").detail("what the disk will lose");
+    b.directory.open_database().unwrap().audit(&event, authority::now()).unwrap();
+    until("b has published its heads", async || trails::heads(&a.directory).unwrap()["b"] == heads(&b)).await;
+    let before = heads(&b);
+    b.server.take().unwrap().stop().await;
+    for left in ["-wal", "-shm"] {
+        let _ = std::fs::remove_file(b.directory.path().join(format!("authority.db{left}")));
+    }
+    std::fs::rename(&copy, &database).unwrap();
+    let settings = b.directory.path().join("authority.toml");
+    let text = std::fs::read_to_string(&settings).unwrap();
+    std::fs::write(&settings, format!("metrics = \"127.0.0.1:0\"\n{text}")).unwrap();
+    b = Member::start(b.directory.clone(), Some(b.address)).await;
+
+    let lost = || a.status().members.into_iter().find(|member| member.name == "b").unwrap().lost;
+    until("a knows what b has lost", async || !lost().is_empty()).await;
+    assert!(lost().iter().all(|head| before.contains(head)), "{:?}", lost());
+    let status = a.status().to_string();
+    assert!(
+        status.contains("the audit trails of member b lack entries") && status.contains("audit accept"),
+        "{status}"
+    );
+    let address = b.server.as_ref().unwrap().metrics().unwrap();
+    until("the metrics show it, and the state of etcd", async || {
+        let page = metrics::page_at(address).await;
+        let has = |line: &str| page.contains(&format!("vouchsafe_authority_{line}"));
+        let server = format!("{{server=\"{}\"}}", etcd.endpoints()[0]);
+        has(&format!("cluster_lost_audit_heads {}.0", lost().len()))
+            && has("cluster_behind 0.0")
+            && has("cluster_without_contact_seconds 0.0")
+            && has("cluster_lost_leases_total 0")
+            && has(&format!("etcd_up{server} 1.0"))
+            && has(&format!("etcd_full{server} 0.0"))
+            && has(&format!("etcd_compacted_revision{server} 0.0"))
+            && ["etcd_quota_bytes", "etcd_size_bytes"].iter().all(|name| has(&format!("{name}{server} ")))
+    })
+    .await;
+
+    // A copy of the trails of b lacks what it has published.
+    let check = || {
+        let noted = trails::heads(&a.directory).unwrap();
+        trails::verify(&a.directory, &BTreeMap::from([("b".to_owned(), export(&b))]), &noted).unwrap()
+    };
+    let checked = check();
+    assert_eq!(checked["a"], Checked::NoCopy);
+    assert!(matches!(&checked["b"], Checked::Verified(Verdict::Broken(_))), "{checked:?}");
+    let said = trails::accept(&b.directory).await.unwrap();
+    assert!(before.iter().any(|head| said.contains(head)), "{said}");
+    until("a knows that it was accepted", async || lost().is_empty()).await;
+    let checked = check();
+    assert!(matches!(&checked["b"], Checked::Verified(Verdict::Whole(_))), "{checked:?}");
+    let accepted = b.directory.open_database().unwrap().audit_entries(None, 100).unwrap();
+    assert!(accepted.iter().any(|entry| entry.event == "audit_accepted" && entry.operator.is_some()));
+    let error = trails::accept(&b.directory).await.unwrap_err().to_string();
+    assert!(error.contains("lack nothing"), "{error}");
 }

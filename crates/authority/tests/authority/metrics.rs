@@ -4,7 +4,10 @@ use crate::stage::{PASSWORD, Stage, events, git, login, problem, to};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 pub async fn page(stage: &Stage) -> String {
-    let address = stage.server.as_ref().unwrap().metrics().unwrap();
+    page_at(stage.server.as_ref().unwrap().metrics().unwrap()).await
+}
+
+pub async fn page_at(address: std::net::SocketAddr) -> String {
     let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
     stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
     let mut answer = String::new();

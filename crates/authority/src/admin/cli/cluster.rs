@@ -292,7 +292,7 @@ async fn status(at: &At, json: bool) -> Result<ExitCode> {
 }
 
 /// Runs `work` on a blocking thread, because the database of a member waits for etcd.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     tokio::task::spawn_blocking(work).await?
 }
 

@@ -19,7 +19,7 @@ const MOST_REFUSALS: u32 = 500_000;
 /// Maximum number of entries that one transaction cuts from a trail.
 const PIECE: i64 = 5000;
 /// The name of the event that records a cut.
-const CUT_EVENT: &str = "audit_cut";
+pub(super) const CUT_EVENT: &str = "audit_cut";
 /// Minimum number of hex digits of the hash in a noted head: as many as the metrics show.
 const LEAST_HASH: usize = 12;
 
@@ -108,9 +108,9 @@ impl fmt::Display for Head {
 /// A head that an operator noted, such as `acts:123:9f86d081884c…`, with at least the first 12 digits of the hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotedHead {
-    trail: Trail,
-    id: i64,
-    hash: String,
+    pub(super) trail: Trail,
+    pub(super) id: i64,
+    pub(super) hash: String,
 }
 
 impl FromStr for NotedHead {
@@ -288,6 +288,22 @@ impl Database {
         Trail::ALL.into_iter().map(head).collect()
     }
 
+    /// Reports whether the trails contain a head that was noted earlier, or contained it before their beginning was cut.
+    /// Does not verify the entries.
+    ///
+    /// # Errors
+    /// Fails if the database cannot be read.
+    pub fn has_head(&self, noted: &NotedHead) -> Result<bool> {
+        let cut = state(&self.connection, noted.trail)?.cut;
+        if noted.id < cut.id {
+            return Ok(true);
+        }
+        let mut find = self.connection.prepare_cached("SELECT hash FROM audit WHERE trail = ?1 AND id = ?2")?;
+        let found = find.query_row(params![noted.trail.name(), noted.id], |row| row.get::<_, AuditHash>(0));
+        let found = if noted.id == cut.id { Some(cut.hash) } else { found.optional()? };
+        Ok(found.is_some_and(|hash| hex::encode(hash).starts_with(&noted.hash)))
+    }
+
     /// Verifies all entries of both trails, and checks that they contain the heads in `noted`. The trails begin with
     /// `identity`, the DER form of the authority's CA certificate. Changes nothing.
     ///
@@ -417,7 +433,7 @@ pub(in crate::storage) fn read(row: &Row<'_>) -> rusqlite::Result<AuditEntry> {
     })
 }
 
-fn genesis(trail: Trail, identity: &[u8]) -> AuditHash {
+pub(super) fn genesis(trail: Trail, identity: &[u8]) -> AuditHash {
     let mut hash = Sha256::new();
     for part in [&b"vouchsafe audit v1"[..], trail.name().as_bytes(), identity] {
         field(&mut hash, Some(part));
@@ -426,7 +442,7 @@ fn genesis(trail: Trail, identity: &[u8]) -> AuditHash {
 }
 
 /// Returns the hash of an entry: SHA-256 of the previous hash and of every field, each with its length.
-fn link(before: &AuditHash, entry: &AuditEntry) -> AuditHash {
+pub(super) fn link(before: &AuditHash, entry: &AuditEntry) -> AuditHash {
     let AuditEntry { id, trail, time, event, person, device, source, receiver, rule, detail, operator, hash: _ } =
         entry;
     let mut hash = Sha256::new();

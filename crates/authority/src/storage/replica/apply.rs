@@ -2,19 +2,19 @@
 
 use super::capture::{self, Table};
 use super::entry::{Block, Entry, Kind, Value};
+use super::log::Log;
 use super::{Position, Unavailable};
-use crate::storage::SCHEMA_VERSION;
 use crate::storage::audit::chain;
 use anyhow::{Context, Result, bail, ensure};
 use rusqlite::{Connection, Transaction, TransactionBehavior, params_from_iter};
 
-/// Applies consecutive entries in one transaction, except entries that the database contains already. `own` is this
-/// member's name. Returns the position in the log that the database has reached.
+/// Applies consecutive entries of `log` in one transaction, except entries that the database contains already. Returns
+/// the position in the log that the database has reached.
 pub(super) fn entries(
     connection: &mut Connection,
     tables: &[Table],
     entries: &[(u64, Entry)],
-    own: &str,
+    log: &Log,
 ) -> Result<Position> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     // Another process of this host may have applied some of them.
@@ -24,13 +24,8 @@ pub(super) fn entries(
         if *number <= position.applied {
             continue;
         }
-        if entry.schema != SCHEMA_VERSION {
-            bail!(Unavailable::now(format!(
-                "entry {number} of the cluster's log was written by member {} with format {} of the database, but this \
-                 version has format {SCHEMA_VERSION}: run the same version on all members",
-                entry.member, entry.schema
-            )));
-        }
+        let what = format!("entry {number} of the cluster's log, which member {} wrote,", entry.member);
+        log.formats().check(entry.schema, &what)?;
         if *number != position.applied + 1 || entry.before != position.last {
             bail!(Unavailable::now(format!(
                 "entry {number} of the cluster's log does not follow entry {} of this member: etcd contains another \
@@ -41,7 +36,7 @@ pub(super) fn entries(
         }
         changes(&transaction, tables, &entry.blocks)
             .with_context(|| format!("cannot apply entry {number} of the cluster's log"))?;
-        if entry.member == own {
+        if entry.member == log.member() {
             // This member was stopped, or had no answer, after it had appended the entry.
             entry.audit.iter().try_for_each(|row| record_again(&transaction, row))?;
         }

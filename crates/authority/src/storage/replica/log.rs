@@ -5,6 +5,7 @@
 use super::Unavailable;
 use super::clock::{self, Clock};
 use super::entry::{self, Entry};
+use super::format::Formats;
 use super::seal::{ClusterId, ClusterKey};
 use anyhow::{Context, Result, bail};
 use etcd::{Compare, Error, Etcd, KeyValue, Op, Txn, TxnReply};
@@ -63,6 +64,7 @@ struct Inner {
     /// The number of the latest snapshot that this process has seen.
     snapshot: AtomicU64,
     clock: Arc<Clock>,
+    formats: Formats,
 }
 
 /// The last entry of the log.
@@ -122,8 +124,19 @@ impl Log {
     }
 
     pub(crate) fn over(store: Box<dyn Store>, cluster: ClusterId, key: ClusterKey, member: String) -> Self {
+        Self::of(store, cluster, key, member, Formats::OF_THIS_RELEASE)
+    }
+
+    /// Creates a handle for a program that works with `formats`. Tests pass the formats of a later release.
+    pub(super) fn of(
+        store: Box<dyn Store>,
+        cluster: ClusterId,
+        key: ClusterKey,
+        member: String,
+        formats: Formats,
+    ) -> Self {
         let (rests, snapshot, clock) = (Mutex::default(), AtomicU64::new(0), Arc::default());
-        Self(Arc::new(Inner { store, cluster, key, member, rests, snapshot, clock }))
+        Self(Arc::new(Inner { store, cluster, key, member, rests, snapshot, clock, formats }))
     }
 
     /// Returns the number of the last entry.
@@ -165,6 +178,10 @@ impl Log {
 
     pub(super) fn member(&self) -> &str {
         &self.0.member
+    }
+
+    pub(super) fn formats(&self) -> &Formats {
+        &self.0.formats
     }
 
     /// Returns the name of a key in etcd.

@@ -1,11 +1,12 @@
 //! Snapshots of the replicated tables in etcd. A member begins with a snapshot if it is new, or if the log no longer
 //! contains everything that it missed.
 
+use super::capture::{self, Table};
 use super::entry::{self, Block, EntryId, Kind, Value};
 use super::log::{Head, Log, unavailable};
-use super::{Position, Unavailable, apply, capture};
+use super::{Position, Unavailable, apply};
 use crate::login::credentials;
-use crate::storage::{Database, SCHEMA_VERSION};
+use crate::storage::Database;
 use anyhow::{Context, Result, bail, ensure};
 use etcd::{Compare, KeyValue, Op};
 use rusqlite::types::ValueRef;
@@ -126,13 +127,7 @@ pub(super) fn read(log: &Log) -> Result<Fetched> {
     for _ in 0..ATTEMPTS {
         let (header, _) = header(log)?
             .ok_or_else(|| Unavailable::now(format!("etcd has no snapshot of the cluster {}", log.cluster())))?;
-        if header.schema != SCHEMA_VERSION {
-            bail!(Unavailable::now(format!(
-                "the cluster's snapshot has format {} of the database, but this version has format {SCHEMA_VERSION}: \
-                 run the same version on all members",
-                header.schema
-            )));
-        }
+        log.formats().check(header.schema, "the cluster's snapshot")?;
         let mut pieces = Vec::new();
         for piece in 0..header.pieces {
             let Some(found) = log.get(&piece_key(log, &header.name, piece))? else { break };
@@ -191,8 +186,9 @@ pub(super) fn upload(log: &Log, connection: &Connection, every: u64) -> Result<(
 fn publish(log: &Log, connection: &Connection, position: &Position, before: Option<KeyValue>) -> Result<bool> {
     let random: [u8; 8] = credentials::random()?;
     let name = format!("{:020}-{}", position.applied, hex::encode(random));
-    let mut pieces = 0;
-    each_piece(connection, |blocks| {
+    let (mut pieces, schema) = (0, log.formats().of_cluster(connection)?);
+    let columns = |table: &Table| log.formats().columns(table, schema);
+    each_piece(connection, columns, |blocks| {
         let sealed = log.seal(&piece_context(&name, pieces), &entry::encode(&blocks)?)?;
         ensure!(sealed.len() <= super::log::ENTRY_MAX, "a row is too large for the cluster's snapshot");
         let put = Op::Put { key: piece_key(log, &name, pieces), value: sealed, lease: None };
@@ -201,8 +197,7 @@ fn publish(log: &Log, connection: &Connection, position: &Position, before: Opti
         Ok(())
     })?;
     let id = hex::encode(&position.last);
-    let header =
-        Header { number: position.applied, id, decisive: position.decisive, schema: SCHEMA_VERSION, name, pieces };
+    let header = Header { number: position.applied, id, decisive: position.decisive, schema, name, pieces };
     let key = log.key("snapshot");
     let compare = match before {
         Some(before) => Compare::ModRevisionIs(key.clone(), before.mod_revision),
@@ -219,16 +214,22 @@ fn publish(log: &Log, connection: &Connection, position: &Position, before: Opti
     Ok(reply.succeeded)
 }
 
-/// Passes the rows of all replicated tables to `take`, in pieces of limited size.
-fn each_piece(connection: &Connection, mut take: impl FnMut(Vec<Block>) -> Result<()>) -> Result<()> {
+/// Passes the rows of all replicated tables to `take`, in pieces of limited size. `columns` returns the columns of a
+/// table to pass, or `None` to leave the table out.
+fn each_piece(
+    connection: &Connection,
+    columns: impl Fn(&Table) -> Option<Vec<String>>,
+    mut take: impl FnMut(Vec<Block>) -> Result<()>,
+) -> Result<()> {
     let (mut blocks, mut size) = (Vec::new(), 0);
     for table in capture::tables(connection)? {
-        let columns = table.columns.iter().map(|column| format!("\"{column}\"")).collect::<Vec<_>>().join(", ");
-        let mut statement = connection.prepare(&format!("SELECT {columns} FROM main.\"{}\"", table.name))?;
+        let Some(columns) = columns(&table) else { continue };
+        let quoted = columns.iter().map(|column| format!("\"{column}\"")).collect::<Vec<_>>().join(", ");
+        let mut statement = connection.prepare(&format!("SELECT {quoted} FROM main.\"{}\"", table.name))?;
         let mut rows = statement.query([])?;
         while let Some(row) = rows.next()? {
-            let mut values: Vec<Value> = Vec::with_capacity(table.columns.len());
-            for at in 0..table.columns.len() {
+            let mut values: Vec<Value> = Vec::with_capacity(columns.len());
+            for at in 0..columns.len() {
                 let value = row.get_ref(at)?;
                 size += match value {
                     ValueRef::Text(bytes) | ValueRef::Blob(bytes) => bytes.len() + 8,
@@ -236,7 +237,7 @@ fn each_piece(connection: &Connection, mut take: impl FnMut(Vec<Block>) -> Resul
                 };
                 values.push(value.into());
             }
-            entry::push(&mut blocks, &table.name, Kind::Put, table.columns.clone(), values);
+            entry::push(&mut blocks, &table.name, Kind::Put, columns.clone(), values);
             if size >= PIECE {
                 take(std::mem::take(&mut blocks))?;
                 size = 0;

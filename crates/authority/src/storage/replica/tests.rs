@@ -2,6 +2,7 @@
 
 mod contract;
 mod faults;
+mod formats;
 mod writers;
 
 use super::capture;

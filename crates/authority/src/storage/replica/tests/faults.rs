@@ -2,8 +2,9 @@
 
 use super::super::entry::Entry;
 use super::super::log::{Head, Store};
-use super::super::{SCHEMA_VERSION, snapshot};
+use super::super::snapshot;
 use super::*;
+use crate::storage::SCHEMA_VERSION;
 use crate::storage::tests::{SESSION, grant};
 use crate::storage::{AuditEvent, Operator, Recorded, Which};
 use etcd::{Error, KeyValue, Op, Txn, TxnReply};
@@ -304,7 +305,7 @@ fn an_entry_of_another_version_stops_the_member() {
     cluster.put("head", Head { number: 1, id }.text().as_bytes(), None);
     for _ in 0..2 {
         let error = unavailable(first.catch_up());
-        assert!(error.why.contains("run the same version on all members"), "{error}");
+        assert!(error.why.contains("upgrade this member"), "{error}");
         assert_eq!(first.applied().unwrap(), 0);
     }
 }
