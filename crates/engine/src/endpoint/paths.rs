@@ -221,7 +221,7 @@ impl Way {
     }
 
     /// Returns the number of the path to try, if it is time to do so: a path that comes before the one in use.
-    fn to_try(&mut self, now: u32) -> Option<u8> {
+    fn next_trial(&mut self, now: u32) -> Option<u8> {
         let is_time = self.number > 0 && self.is_known && self.answered && self.trial.is_none() && now >= self.try_at;
         if !is_time {
             return None;
@@ -367,7 +367,7 @@ impl Endpoint {
                 // The next probe follows at once, so that the other endpoint sees the path in use again.
                 way.pause = 0;
             }
-        } else if let Some(number) = way.to_try(now) {
+        } else if let Some(number) = way.next_trial(now) {
             actions.extend(self.ask_for(key, number, Purpose::Try, now));
         }
         if way.missed == 0 && way.pause > 1 {
