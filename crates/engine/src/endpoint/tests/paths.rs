@@ -328,7 +328,7 @@ fn nobody_keeps_an_endpoint_on_a_dead_path_by_made_up_answers() {
     assert!(world.way().answered);
 }
 
-/// Whoever may send to a tenant can cause requests, but only so many.
+/// A sender to a tenant can cause requests, but only so many.
 #[test]
 fn probes_make_an_endpoint_request_few_segments() {
     let mut world = World { has_room: false, answers: false, ..World::new() };
