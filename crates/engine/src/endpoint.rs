@@ -14,8 +14,8 @@ mod withdrawn;
 use crate::agent::frame::complete_checksum;
 use crate::model::{Given, Issued, SegmentRequest, Withdrawals};
 use passed_on::PassedOn;
-pub use paths::Way;
 use paths::Paths;
+pub use paths::Way;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use wire::geneve::{Encapsulation, Payload};
@@ -276,14 +276,7 @@ impl Endpoint {
         }
         let sending = *self.addresses.first()?;
         let to = Destination { address: wanted.receiver, protocol: wanted.protocol, port: wanted.ports.1 };
-        let request = SegmentRequest {
-            network,
-            sender: wanted.sender,
-            sending,
-            to,
-            sender_port: wanted.ports.0,
-            path,
-        };
+        let request = SegmentRequest { network, sender: wanted.sender, sending, to, sender_port: wanted.ports.0, path };
         Some((Action::Ask(wanted, request), sending))
     }
 
