@@ -258,6 +258,23 @@ fn a_policy_is_tried_applied_and_taken_back_from_the_command_line() {
     assert!(code == 1 && alone.contains("+ gains: bob\n") && alone.contains("policy.toml to "), "{alone}");
     let (code, words) = policy(&["diff", &first, &first, "--json"]);
     assert_eq!((code, words.as_str()), (0, "[]\n"));
+    // Delegations and lists are compared by their fields.
+    let delegation = "\n[[delegations]]\nname = \"dba\"\nto = \"git\"\ndelegates = \"person:dora\"\n\
+                      who = \"everyone\"\n";
+    let delegated = |time: &str| write(time, &format!("{POLICY}{delegation}lifetime_max = \"{time}\"\n"));
+    let (day, week) = (delegated("1d"), delegated("7d"));
+    let (code, words) = policy(&["diff", &day, &week]);
+    let said = "~ changed [[delegations]] dba\n    lifetime_max: was 1d, is 7d\n";
+    assert!(code == 1 && words.ends_with(said) && !words.contains("gains"), "{words}");
+    let (code, words) = policy(&["diff", &first, &day]);
+    assert!(code == 1 && words.contains("+ added [[delegations]] dba\n") && words.contains("    to: git\n"), "{words}");
+    let (_, words) = policy(&["diff", &day, &first, "--json"]);
+    let all: Value = serde_json::from_str(&words).unwrap();
+    assert_eq!((&all[0]["table"], &all[0]["kind"]), (&"delegations".into(), &"removed".into()));
+    // Only a running authority gives consents.
+    let allow = ["authority", "access", "allow", "alice", "group:staff", "--to", "git", "--for", "1h", "--dir"];
+    let output = vouchsafe(&[&allow[..], &[dir.to_str().unwrap()]].concat());
+    assert!(output.status.code() == Some(2) && String::from_utf8_lossy(&output.stderr).contains("is not running"));
     let (code, words) = policy(&["explain", "alice", "203.0.113.10:22"]);
     assert!(code == 0 && words.contains("allowed by policy.toml:8 staff"), "{words}");
     assert!(words.contains("note: no account alice: "), "{words}");

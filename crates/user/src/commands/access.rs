@@ -4,11 +4,16 @@ use super::words::left;
 use super::{done, unexpected};
 use crate::at::At;
 use anyhow::Result;
+use api::Requestable;
 use clap::{Args, Subcommand};
 use engine::document::seconds;
+use engine::model::Service;
+use engine::policy::{parse_service, service};
+use ipnet::IpNet;
 use reach::protocol::{AccessCall, Call, Reply};
 use shell::table::Table;
 use shell::{print, println};
+use std::net::IpAddr;
 use std::process::ExitCode;
 
 const ASK: &str = "Examples:
@@ -111,9 +116,28 @@ async fn list(at: &At, json: bool, before: Option<String>) -> Result<ExitCode> {
     if let Some(next) = &list.next {
         println!("\nolder requests: vouchsafe access list --before {next}");
     }
-    let receivers = list.requestable.iter().map(|one| vec![one.receiver.clone(), one.services.join(" ")]);
-    print!("\n{}", Table::new(&["YOU CAN ASK FOR", "SERVICES"], receivers));
+    let receivers = list.requestable.iter().map(|one| {
+        let addresses: Vec<_> = one.addresses.iter().map(written).collect();
+        vec![one.receiver.clone(), one.services.join(" "), addresses.join(" ")]
+    });
+    print!("\n{}", Table::new(&["YOU CAN ASK FOR", "SERVICES", "ADDRESSES"], receivers));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the command by which a user asks for access to a destination, if there is one.
+pub(super) async fn way_to_ask(at: &At, address: IpAddr, protocol: u8, port: u16) -> Option<String> {
+    let Ok(Reply::Access(list)) = at.call(Call::Access(AccessCall::List { before: None })).await else { return None };
+    let covers = |text: &String| parse_service(text).is_ok_and(|service| service.covers(protocol, port));
+    let is_it =
+        |one: &&Requestable| one.addresses.iter().any(|net| net.contains(&address)) && one.services.iter().any(covers);
+    let found = list.requestable.iter().find(is_it)?;
+    let service = service(&Service { protocol, first_port: port, last_port: port });
+    Some(format!("vouchsafe access ask {} --service {service}", found.receiver))
+}
+
+/// Writes a network; one of a single address as that address.
+fn written(net: &IpNet) -> String {
+    if net.prefix_len() == net.max_prefix_len() { net.addr().to_string() } else { net.to_string() }
 }
 
 #[cfg(test)]

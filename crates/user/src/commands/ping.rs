@@ -1,5 +1,6 @@
 //! `vouchsafe ping`: shows what happens to a first packet, step by step, with the time that each step takes.
 
+use super::access::way_to_ask;
 use super::unexpected;
 use super::words::{left, service};
 use crate::at::At;
@@ -130,6 +131,9 @@ async fn follow(steps: &mut Steps, arguments: PingArguments) -> Result<ExitCode>
                     session.person
                 ),
             );
+            if let Some(command) = way_to_ask(&arguments.at, address, protocol, port).await {
+                steps.print("access", &format!("you can ask for it: {command}"));
+            }
             return answer(steps, to, &arguments, false).await;
         }
     }
