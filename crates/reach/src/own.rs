@@ -96,8 +96,8 @@ impl OwnSession {
             }
             Call::StartLogin { authority: url, ca, device, way } => {
                 let at = at(url, ca);
-                if let Err(why) = self.permit(&at) {
-                    return why;
+                if let Err((kind, text)) = self.permit(&at) {
+                    return refused(kind, text);
                 }
                 let start = async { login::start(&at.authority()?, Uid::current().as_raw(), device, way).await };
                 match start.await {
@@ -144,16 +144,16 @@ impl OwnSession {
         Store::at(&self.dir)
     }
 
-    /// Checks that the organisation of a login takes no addresses from another one. Refuses the login otherwise.
-    fn permit(&self, at: &At) -> Result<(), Reply> {
+    /// Checks that the organisation of a login takes no addresses from another one.
+    fn permit(&self, at: &At) -> Result<(), Refusal> {
         let store = self.store();
-        let networks = store.networks().map_err(|error| refused("broken", error.to_string()))?;
-        at.plan(&store, &networks).map(drop).map_err(|(kind, text)| refused(kind, text))
+        let networks = store.networks().map_err(|error| ("broken", error.to_string()))?;
+        at.plan(&store, &networks).map(drop)
     }
 
     async fn enter(&self, at: At, log_in: impl AsyncFnOnce(Authority) -> Result<LoginOutcome, client::Error>) -> Reply {
-        if let Err(why) = self.permit(&at) {
-            return why;
+        if let Err((kind, text)) = self.permit(&at) {
+            return refused(kind, text);
         }
         let outcome = async {
             let authority = at.authority()?;
