@@ -58,8 +58,8 @@ pub struct Enrol {
     /// Directory of the enrolment [default: /var/lib/vouchsafe/svtep, or svtep-NAME for another instance]
     #[arg(long, value_name = "DIR", env = "VOUCHSAFE_SVTEP_DIR")]
     dir: Option<PathBuf>,
-    /// The authority's URL, https://HOST:PORT
-    #[arg(long, value_name = "URL", env = "VOUCHSAFE_AUTHORITY")]
+    /// The authority: https://HOST:PORT, or a name for which DNS lists its servers (SRV) and which its certificate has
+    #[arg(long, value_name = "URL|NAME", env = "VOUCHSAFE_AUTHORITY")]
     authority: String,
     /// The CA certificate to trust for the authority [default: the system's]
     #[arg(long, value_name = "FILE", env = "VOUCHSAFE_CA")]
@@ -360,6 +360,6 @@ mod tests {
         let refused = view::Segment { state: "refused".into(), why: Some("no rule".into()), ..segment.clone() };
         assert!(segment_table(&[refused]).to_string().contains("refused: no rule"));
         let shown = segment_table(&[segment]).to_string();
-        assert!(shown.contains("10.0.0.1 to 10.0.0.2  tcp/443 with 4711 (answers)  given  192.0.2.2"), "{shown}");
+        assert!(shown.contains("10.0.0.1 to 10.0.0.2  tcp/443 with 4711 (answers)  given  192.0.2.2  1 "), "{shown}");
     }
 }
