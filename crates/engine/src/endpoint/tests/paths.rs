@@ -159,7 +159,7 @@ impl World {
             *number
         };
         let mut actions = a.probe(|key| table_a.get(key).copied(), random, now);
-        if self.millis % 4800 == 0 {
+        if self.millis.is_multiple_of(4800) {
             let entries: Vec<_> = table_a.iter().map(|(key, entry)| (*key, *entry)).collect();
             a.follow_paths(&entries, now);
             actions.extend(entries.iter().filter_map(|(key, entry)| a.renew(key, entry, nothing, now)));
