@@ -46,7 +46,7 @@ fn pages() -> [String; 4] {
         address: "gw2:8446".into(),
         connected: true,
         trouble: None,
-        told: 1,
+        advertised: 1,
         refused: 0,
         gap_us: Some(700),
         gap_max_us: Some(900),
