@@ -78,6 +78,7 @@ fn main() {
     measure::run_parts::<anyhow::Error>(
         &[
             ("connect", connect::measure),
+            ("cold", connect::cold_by_udp),
             ("ls", ls::measure),
             ("throughput", throughput::measure),
             ("gateway", gateway::measure),

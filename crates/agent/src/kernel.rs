@@ -1,5 +1,7 @@
 //! The agent's state in the kernel: programs on interfaces, maps, queued packets, and the socket that sends them again.
 
+mod buffer;
+
 use crate::inject::Injector;
 use crate::packet_queue::{PacketQueue, QueuedPacket};
 use crate::settings::Settings;
@@ -26,8 +28,6 @@ use wire::map::{AuthorityEnd, GrantEntry, GrantSlot, HelpingDevices, Owner, Serv
 
 /// Maximum number of authorities that transfer keys in band.
 const KEY_ENDS_MAX: usize = 64;
-/// Interval at which a thread that waits for queued packets checks whether it is still needed.
-const POLL: Duration = Duration::from_millis(500);
 /// File with the list of online CPUs.
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 /// Shortest sleep of the machine that can be detected. Shorter differences may come from the time between reading the
@@ -53,7 +53,7 @@ const COUNTERS: &[(&str, u32)] = &[
     ("late", agent_counter::LATE),
 ];
 
-/// The channels through which threads pass on the packets and records that they read from the kernel.
+/// The channels through which tasks pass on the packets and records that they read from the kernel.
 #[derive(Clone)]
 pub struct Outlets {
     /// The queue for packets that wait for their grants.
@@ -77,7 +77,7 @@ pub struct Kernel {
     injector: Injector,
     outlets: Outlets,
     running: Arc<AtomicBool>,
-    /// Counter. Increasing it makes the threads reopen the buffers of queued packets.
+    /// Counter. Increasing it makes the tasks reopen the buffers of queued packets.
     openings: Arc<AtomicU64>,
     signs: Signs,
     addresses: u64,
@@ -174,7 +174,7 @@ impl Kernel {
                 whole.then(|| Frame::new(header.interface, link_header, header.segment.into(), &frame)).flatten();
             let frame = frame.map(|frame| frame.tagged(header.vlan_proto, header.vlan_tci).asking(header.wish));
             if header.slot.subject == 0 {
-                // Parsed on this thread, so that a flood of answers does not delay queued packets.
+                // Parsed here, so that a flood of answers does not delay queued packets.
                 if let Some(record) = frame.and_then(|frame| message::overhear_frame(frame.bytes())) {
                     let _ = overheard.try_send(record);
                 }
@@ -189,40 +189,7 @@ impl Kernel {
             })
         };
         let (buffer, openings) = (open()?, self.openings.clone());
-        let mut opened = openings.load(Ordering::Relaxed);
-        std::thread::Builder::new().name(format!("queued-{link_header}")).spawn(move || {
-            let mut buffer = Some(buffer);
-            while running.load(Ordering::Relaxed) {
-                let wanted = openings.load(Ordering::Relaxed);
-                if wanted != opened
-                    && let Some(old) = buffer.take()
-                {
-                    // Read what is left in the old buffer first. The new buffer can use the slots of the map only after
-                    // the old one is dropped.
-                    let _ = old.consume();
-                    drop(old);
-                }
-                opened = wanted;
-                match &buffer {
-                    // A signal may interrupt the poll; the loop retries in any case.
-                    Some(buffer) => {
-                        if let Err(error) = buffer.poll(POLL) {
-                            tracing::debug!("cannot read queued packets: {error}");
-                        }
-                    }
-                    None => match open() {
-                        Ok(new) => buffer = Some(new),
-                        Err(error) => {
-                            tracing::warn!(
-                                "cannot receive packets that wait for a grant, so the kernel program drops them; \
-                                 trying again: {error:#}"
-                            );
-                            std::thread::sleep(POLL);
-                        }
-                    },
-                }
-            }
-        })?;
+        tokio::spawn(buffer::read(buffer, open, openings, running)?);
         self.agents.push((link_header, agent));
         Ok(self.agents.len() - 1)
     }

@@ -82,7 +82,11 @@ fn main() {
     let mut store = Store::create(&directory).expect("the file of lists");
     let policy = RwLock::new(policy);
     let mut draw = Draw(7);
-    let quiet = Yardstick::new((0..20).map(|_| decide(&policy, receivers, &mut draw)).collect());
+    // After a large list was read, the kernel still rearranges memory for a while.
+    for _ in 0..60 {
+        decide(&policy, receivers, &mut draw);
+    }
+    let mut quiet: Vec<_> = (0..20).map(|_| decide(&policy, receivers, &mut draw)).collect();
     let (ends, made) = (AtomicBool::new(false), AtomicU64::new(0));
     let during = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -110,6 +114,8 @@ fn main() {
         }
         samples
     });
+    quiet.extend((0..20).map(|_| decide(&policy, receivers, &mut draw)));
+    let quiet = Yardstick::new(quiet);
     let name = format!("lists.{receivers}");
     let mean = during.iter().sum::<f64>() / during.len() as f64;
     figures.add(&format!("{name}_decide_during_us"), "us", mean, &quiet, Bound::AtMost(DURING));

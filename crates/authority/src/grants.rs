@@ -10,7 +10,8 @@ use crate::policy::{ConsentTable, PolicyInForce, PreferenceTable};
 use crate::push::acknowledgements::{Acknowledgements, Expected};
 use crate::push::events::{Listener, Push};
 use crate::storage::{
-    AuditEvent, AuditLog, Database, GrantEntry, Issuance, LeaseTerms, Recorded, Refusal, Session, Storage, TokenHash,
+    AuditEvent, AuditLog, Basis, Database, GrantEntry, Issuance, LeaseTerms, Recorded, Refusal, Session, Storage,
+    TokenHash,
 };
 use crate::{Settings, convert, now};
 use anyhow::Result;
@@ -39,10 +40,10 @@ impl IssuedGrant {
     }
 }
 
-/// The result of [`GrantIssuer::renew_at_once`].
+/// The result of [`GrantIssuer::issue_at_once`].
 pub enum AtOnce {
-    /// The session gets another lease of a grant that it has.
-    Renewed(Box<IssuedGrant>),
+    /// The session gets this grant.
+    Issued(Box<IssuedGrant>),
     /// [`GrantIssuer::issue`] has to answer the request.
     Later,
     /// The request is allowed, but the caller can't pass such a grant on.
@@ -135,10 +136,11 @@ impl GrantIssuer {
         Ok(grant)
     }
 
-    /// Issues another lease of a grant that the session has, if the authority has nothing to record, to announce or to
-    /// wait for. `fits` says whether the caller can pass on a grant for this permit. The function does not wait. The
-    /// caller must have charged the person for the decision.
-    pub fn renew_at_once(
+    /// Issues another lease of a grant that the session has, if the authority has nothing to announce, or a new grant
+    /// that the journal accepts. `fits` says whether the caller can pass on a grant for this permit. The function does
+    /// not wait. The caller must have charged the person for the decision, and must call [`Storage::wake`] when it has
+    /// sent the grant.
+    pub fn issue_at_once(
         &self,
         policy: &Compiled,
         token: TokenHash,
@@ -153,15 +155,55 @@ impl GrantIssuer {
         if !fits(&allowed.permit, policy.policy()) {
             return AtOnce::Unfit;
         }
-        let Ok(Some((issued, _, Course::Renew { is_announced: true, .. }))) = self.renew(&token, &allowed) else {
-            return AtOnce::Later;
+        match self.renew(&token, &allowed) {
+            Ok(Some((issued, _, Course::Renew { is_announced: true, .. }))) => {
+                let grant = allowed.grant(&issued, policy.policy());
+                if self.storage.basis(&known.person) != basis || !self.contact.may_renew() {
+                    return AtOnce::Later;
+                }
+                AtOnce::Issued(Box::new(grant))
+            }
+            Ok(None) => match self.journal(policy, token, &allowed, basis) {
+                Some(grant) => AtOnce::Issued(Box::new(grant)),
+                None => AtOnce::Later,
+            },
+            _ => AtOnce::Later,
+        }
+    }
+
+    /// Issues a new grant that the storage thread records and announces later. Returns `None` if the grant must be
+    /// recorded first, or if its verifier has to confirm it.
+    fn journal(&self, policy: &Compiled, token: TokenHash, allowed: &Allowed<'_>, basis: Basis) -> Option<IssuedGrant> {
+        let listener = Listener::Verifier(allowed.permit.receiver.verifier.clone());
+        if self.contact.standing() != Standing::Alone || self.push.confirms_grants(&listener) {
+            return None;
+        }
+        let (issued, mut owner, course) = self.begin(token, allowed).ok()?;
+        let Course::Record { issuance, pair: None, wanted: Some(wanted) } = course else { return None };
+        let (terms, until) = issuance.renewable?;
+        let (handle, class, now, place) = (Handle(owner.handle), owner.class, owner.issued, wanted.place);
+        let expires = u32::try_from(owner.expires).unwrap_or(u32::MAX);
+        let revoked = RevokedGrant { handle: owner.handle, expires, holder: allowed.session.holder.0 };
+        owner.expires = self.leases.handle_ends(now, terms.lease, until);
+        let (leases, push) = (self.leases.clone(), self.push.clone());
+        // The storage thread announces the grant, so that the client does not wait for the announcement.
+        let begin = move |recorded| match recorded {
+            Recorded::SessionEnded => push.announce_revoked([(listener, revoked)]),
+            Recorded::Renewable => {
+                leases.insert(token, wanted, handle, (terms, until));
+                push.send(&listener, &Event::Granted { owner });
+                leases.note_announced(&token, &place, class, handle, now);
+            }
+            _ => drop(push.send(&listener, &Event::Granted { owner })),
         };
         let grant = allowed.grant(&issued, policy.policy());
-        drop(allowed);
-        if self.storage.basis(&known.person) != basis || !self.contact.may_renew() {
-            return AtOnce::Later;
+        if !self.storage.journal_grant(*issuance, basis, begin) {
+            self.leases.give_back(terms.number);
+            return None;
         }
-        AtOnce::Renewed(Box::new(grant))
+        let Session { person, device, .. } = allowed.session;
+        tracing::debug!(person, device, %handle, to = %allowed.to.address, "granted");
+        Some(grant)
     }
 
     async fn record(
@@ -170,6 +212,7 @@ impl GrantIssuer {
         request: &GrantRequest,
         source: IpAddr,
     ) -> Result<RecordedGrant<'_>, Problem> {
+        self.storage.settle_session(&token).await;
         let known = self.sessions.get(&token).ok_or(Problem::NotLoggedIn)?;
         for _ in 0..TRIES {
             let basis = self.storage.basis(&known.person);

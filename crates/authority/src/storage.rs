@@ -15,6 +15,7 @@ mod grants;
 mod groups;
 mod holders;
 mod identities;
+mod journal;
 mod leases;
 mod logins;
 mod migration;
@@ -143,6 +144,7 @@ impl Database {
     /// # Errors
     /// Fails if the file cannot be created or written.
     pub fn create(path: &Path, identity: &[u8]) -> Result<()> {
+        Self::forget_journal(path)?;
         let mut connection = Connection::open(path).with_context(|| format!("cannot create {}", path.display()))?;
         connection.pragma_update(None, "journal_mode", "WAL")?;
         let transaction = connection.transaction()?;
@@ -175,7 +177,7 @@ impl Database {
     /// Fails if the file does not exist or cannot be read, its format is too old or too new, or it belongs to a member
     /// of a cluster.
     pub fn open(path: &Path) -> Result<Self> {
-        let database = Self::open_file(path)?;
+        let mut database = Self::open_file(path)?;
         if let Some((cluster, member)) = replica::membership(&database.connection)? {
             // A change that is not in the cluster's log would be in this copy only.
             bail!(
@@ -184,6 +186,7 @@ impl Database {
                 path.display()
             );
         }
+        database.replay_journal()?;
         Ok(database)
     }
 

@@ -133,6 +133,7 @@ impl Synchroniser {
         };
         let live = self.storage.call(synchronise).await?;
         self.lines.keep(|token| live.contains(token));
+        self.storage.keep_sessions(&live);
         if self.segments.any() {
             let withdrawn = self.segments.withdraw_forbidden(&*self.policy.read().await);
             self.segments.announce(&withdrawn);

@@ -13,7 +13,7 @@ use crate::tcp_in_udp::Devices;
 use anyhow::{Context, Result};
 use libbpf_rs::{MapHandle, PerfBuffer};
 use std::net::IpAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use wire::map::{
     AgentConfig, AuthorityEnd, Conversation, DatagramFlow, FirstPacket, FlowKey, GrantEntry, GrantSlot, HelpingDevices,
     Ladder, Owner, QueuedHeader, Services, Steered, Steering, TakenKey, agent_counter,
@@ -390,9 +390,9 @@ impl Agent {
 pub struct QueuedPackets(MapHandle);
 
 impl QueuedPackets {
-    /// Opens the buffer for reading. Whenever the caller polls the result, `each` is called with every packet in the
-    /// buffer, and `lost` with the number of packets that did not fit into it. The result covers only the cores that
-    /// are online now. When other cores are online, the caller has to drop the result and open the buffer again.
+    /// Opens the buffer for reading. Whenever the caller reads it, `each` is called with every packet in the buffer, and
+    /// `lost` with the number of packets that did not fit into it. The result covers only the cores that are online now.
+    /// When other cores are online, the caller has to drop the result and open the buffer again.
     ///
     /// # Errors
     ///
@@ -401,9 +401,34 @@ impl QueuedPackets {
         &self,
         mut each: impl FnMut(Queued) + Send + 'static,
         lost: impl FnMut(u64) + Send + 'static,
-    ) -> Result<PerfBuffer<'static>> {
+    ) -> Result<QueueBuffer> {
         let each = move |header, frame| each(Queued { header, frame });
-        handed::open(&self.0, |header: &QueuedHeader| header.length as usize, each, lost)
+        handed::open(&self.0, |header: &QueuedHeader| header.length as usize, each, lost).map(QueueBuffer)
+    }
+}
+
+/// An open buffer of queued packets.
+pub struct QueueBuffer(PerfBuffer<'static>);
+
+impl QueueBuffer {
+    /// Reads the packets that are in the buffer.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel's memory of the buffer is damaged.
+    pub fn consume(&self) -> Result<()> {
+        self.0.consume().context("cannot read the buffer of queued packets")
+    }
+
+    /// Returns a descriptor that becomes readable when a packet comes.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the process has too many open files.
+    pub fn ready(&self) -> Result<OwnedFd> {
+        // SAFETY: the buffer keeps its descriptor open for longer than this call.
+        let events = unsafe { BorrowedFd::borrow_raw(self.0.epoll_fd()) };
+        events.try_clone_to_owned().context("cannot wait for queued packets")
     }
 }
 

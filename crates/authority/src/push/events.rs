@@ -135,6 +135,13 @@ impl Push {
         confirming
     }
 
+    /// Reports whether a stream of a listener confirms events about grants.
+    pub fn confirms_grants(&self, listener: &Listener) -> bool {
+        let streams = self.lock();
+        let open_streams = streams.get(listener).map(Vec::as_slice).unwrap_or_default();
+        open_streams.iter().any(|stream| stream.confirms >= Confirm::Grants)
+    }
+
     /// Sends an event to all listeners.
     pub fn broadcast(&self, event: &Event) {
         let events = [text(event)];

@@ -1,5 +1,5 @@
-//! Answers requests for grants that arrive by UDP (wire.md §8.14). If a request only renews a lease, the thread that
-//! received the request answers it. A task answers any other request, as the handler of the same call over HTTPS does.
+//! Answers requests for grants that arrive by UDP (wire.md §8.14). If a request only renews a lease, or the journal
+//! accepts its grant, the thread that received the request answers it. A task answers any other request, as the handler of the same call over HTTPS does.
 //! The number of such tasks is limited, for each account and for all accounts together.
 //!
 //! The thread serves all accounts. So it decides a request only after it has charged the request to its account.
@@ -138,7 +138,7 @@ impl GrantService {
         all.map(|(name, count)| (name, count.load(Ordering::Relaxed))).collect()
     }
 
-    /// Returns the answers to those requests that only renew a lease, and to those that the authority refuses at once.
+    /// Returns the answers to those requests that the authority can answer without waiting.
     /// Starts tasks that answer the others.
     pub fn answer(self: &Arc<Self>, batch: Vec<GrantDatagram>, later: &mut Later) -> Answers {
         while later.tasks.try_join_next().is_some() {}
@@ -177,18 +177,24 @@ impl GrantService {
         if !self.queue.is_idle(&session.person) || self.throttle.charge(&[own], Instant::now()).is_err() {
             return Err(Progress::Received);
         }
-        self.renew(policy, datagram).ok_or(Progress::Charged)
+        self.issue_at_once(policy, datagram).ok_or(Progress::Charged)
     }
 
-    /// Answers a request that only renews a lease, or for a grant that does not fit into an answer. Returns `None` for
-    /// any other request. The caller must have charged the account.
-    fn renew(&self, policy: &Compiled, datagram: &GrantDatagram) -> Option<Plain> {
+    /// Answers a request for a grant that can be issued without waiting, or that does not fit into an answer. Returns
+    /// `None` for any other request. The caller must have charged the account.
+    fn issue_at_once(&self, policy: &Compiled, datagram: &GrantDatagram) -> Option<Plain> {
         let (request, source) = (datagram.request(), datagram.source());
-        match self.grants.renew_at_once(policy, datagram.holder, &request, source, fits) {
-            AtOnce::Renewed(issued) => Some(self.given(&issued)),
+        match self.grants.issue_at_once(policy, datagram.holder, &request, source, fits) {
+            AtOnce::Issued(issued) => Some(self.given(&issued)),
             AtOnce::Unfit => Some(self.refuse(Reason::OverHttps, OVER_HTTPS)),
             AtOnce::Later => None,
         }
+    }
+
+    /// Makes the storage thread record new grants. The caller has sent the answers before, so that their clients do not
+    /// wait for the thread.
+    pub fn note_sent(&self) {
+        self.grants.storage.wake();
     }
 
     /// Starts a task that answers a request, or refuses the request if too many others wait.
@@ -213,15 +219,16 @@ impl GrantService {
             if begun.elapsed() > LATE {
                 return;
             }
-            let renewed = match progress {
-                Progress::Received => service.renew(&*service.policy.read().await, &datagram),
+            let at_once = match progress {
+                Progress::Received => service.issue_at_once(&*service.policy.read().await, &datagram),
                 Progress::Charged => None,
             };
-            let reply = match renewed {
+            let reply = match at_once {
                 Some(reply) => reply,
                 None => service.issue(&turn, &datagram).await,
             };
             send(&sender, &datagram, &reply);
+            service.note_sent();
         };
         let mut task = Box::pin(task);
         if progress == Progress::Charged {

@@ -1,8 +1,8 @@
 //! Issued grants. They are recorded so that they can be listed, re-evaluated and revoked; their keys are never stored.
 
-use super::holders::{self, Charge, Recorded};
+use super::holders::{self, Charge, Charged, Recorded};
 use super::leases::{self, Announced, LeaseTerms, RENEWABLE};
-use super::revocation::HELD;
+use super::revocation::{HELD, mark};
 use super::{AuditEvent, Database, TokenHash, devices, identities, replica};
 use crate::convert;
 use anyhow::{Context, Result};
@@ -149,7 +149,8 @@ impl Database {
     /// # Errors
     /// Fails if the database cannot be written; then no grant is recorded.
     pub fn add_grants<'g>(&mut self, grants: impl IntoIterator<Item = &'g Issuance>) -> Result<Vec<Recorded>> {
-        self.add_decided(grants.into_iter().map(|grant| (grant, u64::MAX)))
+        let charged = self.add_decided(grants.into_iter().map(|grant| (grant, u64::MAX)))?;
+        Ok(charged.into_iter().map(|charged| charged.recorded).collect())
     }
 
     /// Records grants as [`Self::add_grants`] does. With each grant comes the number of the last entry of the cluster's
@@ -161,16 +162,29 @@ impl Database {
     pub(super) fn add_decided<'g>(
         &mut self,
         grants: impl IntoIterator<Item = (&'g Issuance, u64)>,
-    ) -> Result<Vec<Recorded>> {
+    ) -> Result<Vec<Charged>> {
         let is_member = self.is_member();
         self.write_soon(|transaction| {
             let decisive = if is_member { replica::decisive(transaction)? } else { 0 };
             let record = |(grant, followed): (&Issuance, u64)| match followed < decisive {
-                true => Ok(Recorded::Outdated),
+                true => Ok(Recorded::Outdated.into()),
                 false => add(transaction, grant, is_member),
             };
             grants.into_iter().map(record).collect()
         })
+    }
+
+    /// Records grants that their clients have already, unless they are recorded. Of a session that has ended, the grants
+    /// are recorded as revoked, and the result contains [`Recorded::SessionEnded`].
+    ///
+    /// # Errors
+    /// Fails if the database cannot be written; then no grant is recorded.
+    pub(super) fn add_journaled<'g>(
+        &mut self,
+        grants: impl IntoIterator<Item = &'g Issuance>,
+        now: u64,
+    ) -> Result<Vec<Charged>> {
+        self.write_soon(|transaction| grants.into_iter().map(|grant| add_journaled(transaction, grant, now)).collect())
     }
 
     /// Returns grants, newest first. With `all`, returns every recorded grant; otherwise the grants that have neither
@@ -377,21 +391,18 @@ impl Database {
     }
 }
 
-fn add(transaction: &Transaction<'_>, grant: &Issuance, is_member: bool) -> Result<Recorded> {
-    let Issuance { session, owner, verifier, source, to, scope, flags, renewable } = grant;
-    let number = renewable.map(|(renewable, _)| renewable.number);
+fn add(transaction: &Transaction<'_>, grant: &Issuance, is_member: bool) -> Result<Charged> {
+    let number = grant.renewable.map(|(renewable, _)| renewable.number);
     if let Some(number) = number
         && leases::is_taken(transaction, number)?
     {
-        return Ok(Recorded::NumberTaken);
+        return Ok(Recorded::NumberTaken.into());
     }
-    let until = renewable.map(|(_, until)| until);
-    let charge = Charge { session, verifier, expires: owner.expires, until, now: owner.issued };
-    let recorded = holders::charge(transaction, &charge)?;
-    let (renewable, until) = match (recorded, renewable) {
-        (Recorded::Done, _) => (None, owner.expires),
-        (Recorded::Renewable, Some((renewable, until))) => (Some(renewable), *until),
-        _ => return Ok(recorded),
+    let charged = charge(transaction, grant, false)?;
+    let renewable = match (charged.recorded, grant.renewable) {
+        (Recorded::Done, _) => None,
+        (Recorded::Renewable, Some(renewable)) => Some(renewable),
+        _ => return Ok(charged),
     };
     // A grant that can't be renewed has the number's handle, too.
     if let Some(number) = number
@@ -399,6 +410,49 @@ fn add(transaction: &Transaction<'_>, grant: &Issuance, is_member: bool) -> Resu
     {
         leases::take(transaction, number)?;
     }
+    insert(transaction, grant, renewable)?;
+    Ok(charged)
+}
+
+/// Records a grant that its client has already.
+fn add_journaled(transaction: &Transaction<'_>, grant: &Issuance, now: u64) -> Result<Charged> {
+    let handle = grant.owner.handle.cast_signed();
+    if transaction.prepare_cached("SELECT 1 FROM grants WHERE handle = ?1")?.exists([handle])? {
+        return Ok(Recorded::Done.into());
+    }
+    let mut renewable = grant.renewable;
+    if let Some((LeaseTerms { number, .. }, _)) = renewable {
+        // A number that another grant has stays that grant's.
+        if leases::is_taken(transaction, number)? {
+            renewable = None;
+        } else {
+            leases::take(transaction, number)?;
+        }
+    }
+    let charged = charge(transaction, grant, true)?;
+    let can_be_renewed = charged.recorded == Recorded::Renewable;
+    insert(transaction, grant, renewable.filter(|_| can_be_renewed))?;
+    if charged.recorded == Recorded::SessionEnded {
+        mark(transaction, "handle = ?3", now, &[&handle])?;
+    }
+    match renewable {
+        None if can_be_renewed => Ok(Charged { recorded: Recorded::Done, ..charged }),
+        _ => Ok(charged),
+    }
+}
+
+fn charge(transaction: &Transaction<'_>, grant: &Issuance, is_issued: bool) -> Result<Charged> {
+    let Issuance { session, owner, verifier, renewable, .. } = grant;
+    let until = renewable.map(|(_, until)| until);
+    let (expires, now) = (owner.expires, owner.issued);
+    holders::charge(transaction, &Charge { session, verifier, expires, until, now, is_issued })
+}
+
+/// Adds the row of a grant, and its entry in the audit trail. Without `renewable`, the grant ends with its first lease.
+fn insert(transaction: &Transaction<'_>, grant: &Issuance, renewable: Option<(LeaseTerms, u64)>) -> Result<()> {
+    let Issuance { session, owner, verifier, source, to, scope, flags, .. } = grant;
+    let until = renewable.map_or(owner.expires, |(_, until)| until);
+    let renewable = renewable.map(|(renewable, _)| renewable);
     let mut statement = transaction.prepare_cached(
         "INSERT INTO grants (handle, session, person, device, verifier, receiver, rule, source, address,
             protocol, port, prefix, flags, issued, expires, sealing, number, lease)
@@ -437,8 +491,7 @@ fn add(transaction: &Transaction<'_>, grant: &Issuance, is_member: bool) -> Resu
     );
     let event = AuditEvent::new("granted").person(&owner.person).device(&owner.device).source(*source);
     let event = event.receiver(&owner.receiver).rule(&owner.rule).detail(detail);
-    event.write(transaction, owner.issued)?;
-    Ok(recorded)
+    event.write(transaction, owner.issued)
 }
 
 /// Reads a row with the columns handle, expiry, [`HOLDER`], verifier, session and [`RENEWABLE`].

@@ -83,6 +83,20 @@ pub enum Recorded {
     },
 }
 
+/// The result of counting a grant.
+pub struct Charged {
+    /// The result of recording the grant.
+    pub recorded: Recorded,
+    /// How many more grants of the session can be recorded now and be renewed, if the account records no others.
+    pub room: u32,
+}
+
+impl From<Recorded> for Charged {
+    fn from(recorded: Recorded) -> Self {
+        Self { recorded, room: 0 }
+    }
+}
+
 /// The result of requesting a slot for a session.
 pub(super) enum Slot {
     /// The session has a slot.
@@ -177,16 +191,18 @@ pub(super) struct Charge<'a> {
     /// The end of the grant's last lease, in Unix seconds, if the grant can be renewed.
     pub until: Option<u64>,
     pub now: u64,
+    /// Whether the client has the grant already. Then the grant counts even if a limit is reached.
+    pub is_issued: bool,
 }
 
 /// Counts a new grant of a session, unless the session has ended or a limit is reached. The duration does not depend on
 /// the number of the account's earlier grants.
-pub(super) fn charge(transaction: &Transaction<'_>, grant: &Charge<'_>) -> Result<Recorded> {
-    let Charge { session, verifier, expires, until, now } = *grant;
+pub(super) fn charge(transaction: &Transaction<'_>, grant: &Charge<'_>) -> Result<Charged> {
+    let Charge { session, verifier, expires, until, now, is_issued } = *grant;
     let mut find =
         transaction.prepare_cached("SELECT account FROM session_slots WHERE session = ?1 AND ended IS NULL")?;
     let Some(account) = find.query_row([session], |row| row.get::<_, u32>(0)).optional()? else {
-        return Ok(Recorded::SessionEnded);
+        return Ok(Recorded::SessionEnded.into());
     };
     take_off_ended(transaction, account, now)?;
     let mut counts = transaction.prepare_cached(
@@ -195,15 +211,15 @@ pub(super) fn charge(transaction: &Transaction<'_>, grant: &Charge<'_>) -> Resul
     )?;
     let (of_account, of_session, paced): (u32, u32, i64) =
         counts.query_row([session], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
-    if of_account >= MOST_OF_ACCOUNT || of_session >= MOST_OF_SESSION {
+    if (of_account >= MOST_OF_ACCOUNT || of_session >= MOST_OF_SESSION) && !is_issued {
         let mut first = transaction.prepare_cached("SELECT min(expires) FROM unexpired_grants WHERE account = ?1")?;
         let first: Option<i64> = first.query_row([account], |row| row.get(0))?;
         let seconds = first.map_or(0, |first| first.cast_unsigned().saturating_sub(now));
-        return Ok(Recorded::TooMany { seconds });
+        return Ok(Recorded::TooMany { seconds }.into());
     }
     let paced = paced.cast_unsigned().max(now) + 1;
-    if let Some(seconds) = paced.checked_sub(now + RECORDS_AT_ONCE).filter(|seconds| *seconds > 0) {
-        return Ok(Recorded::TooMany { seconds });
+    if let Some(seconds) = paced.checked_sub(now + RECORDS_AT_ONCE).filter(|seconds| *seconds > 0 && !is_issued) {
+        return Ok(Recorded::TooMany { seconds }.into());
     }
     let pace = "UPDATE account_numbers SET paced = ?2 WHERE account = ?1";
     transaction.prepare_cached(pace)?.execute(params![account, paced.cast_signed()])?;
@@ -224,7 +240,10 @@ pub(super) fn charge(transaction: &Transaction<'_>, grant: &Charge<'_>) -> Resul
          WHERE excluded.until > until OR excluded.lease > lease",
     )?;
     note.execute(params![session, verifier, ends.cast_signed(), expires.saturating_sub(now).cast_signed()])?;
-    Ok(recorded)
+    let left =
+        [RENEWABLE_OF_ACCOUNT.saturating_sub(of_account + 1), RENEWABLE_OF_SESSION.saturating_sub(of_session + 1)];
+    let of_rate = u32::try_from((now + RECORDS_AT_ONCE).saturating_sub(paced)).unwrap_or(u32::MAX);
+    Ok(Charged { recorded, room: left.into_iter().fold(of_rate, u32::min) })
 }
 
 /// Subtracts expired grants from the counts of an account and its sessions, each grant once.

@@ -2,6 +2,7 @@ mod access;
 mod choices;
 mod given;
 mod holders;
+mod journal;
 mod leases;
 mod logins;
 mod migration;

@@ -7,19 +7,29 @@
 //! tables in memory that repeat the database are changed only by the thread that writes, in the order of its writes.
 //! Work that ends a person's access has a queue of its own ([`Storage::revoke_for`]): the person can fill the other one.
 //!
+//! An authority that is in no cluster writes a grant to the journal ([`Storage::journal_grant`]) and gives it to the
+//! client; the thread records it soon afterwards. The client waits for one write to a file instead of a transaction.
+//!
 //! In a cluster, other members change the database, too. The server calls [`Storage::set_followed`] to state the last
 //! entry of the log that its memory reflects. A grant that was decided before a decisive entry is not recorded after
 //! it.
 
-use super::{Database, Issuance, Recorded, Unavailable};
+mod journaled;
+mod lines;
+
+use super::journal::Journal;
+use super::{Database, Issuance, Recorded, TokenHash, Unavailable};
+use crate::now;
 use anyhow::{Context, Result, anyhow};
+use journaled::Journaled;
+use lines::{Job, Lines, Turn};
+use std::collections::HashSet;
 use std::collections::hash_map::RandomState;
-use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasher;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, oneshot, watch};
 
 /// Maximum number of grants recorded in one transaction. Other work waits until it ends.
 const MOST_TOGETHER: usize = 64;
@@ -27,6 +37,8 @@ const MOST_TOGETHER: usize = 64;
 const LINE: usize = 64;
 /// Maximum time for which a decision waits until memory reflects what other members of the cluster have recorded.
 const FOLLOWS: Duration = Duration::from_secs(4);
+/// Maximum time for which a reader waits until the grants of the journal are recorded.
+const SETTLES: Duration = Duration::from_secs(1);
 /// The name of the queue for the authority's own work.
 const OWN: &str = "";
 /// Number of counters of ended bases. People share them, and nobody can choose whose counter they share.
@@ -40,12 +52,6 @@ pub fn verifiers_line(verifier: &str) -> String {
 /// Returns the name of the queue for work that ends a person's access. No person or verifier has the same queue.
 pub(crate) fn revocations_line(person: &str) -> String {
     format!("revocations {person}")
-}
-
-/// A unit of work for a thread.
-enum Job {
-    Work(Box<dyn FnOnce(&mut Database) + Send>),
-    Grant(Box<Waiting>),
 }
 
 /// Identifies the state on which the authority decides a grant of a person: policy, sessions and keys, and the person's
@@ -129,12 +135,14 @@ impl Storage {
     ///
     /// # Errors
     /// Fails if the database cannot be opened a second time, or a thread cannot be started.
-    pub fn start(database: Database) -> Result<Self> {
+    pub fn start(mut database: Database) -> Result<Self> {
         let (bases, news) = (Arc::<Bases>::default(), Arc::<Notify>::default());
         // The server reads its memory from the database later.
         let followed = Arc::new(watch::Sender::new(database.applied()?));
-        let reader = Arc::new(Worker::start("storage-reads", database.reader()?, bases.clone(), news.clone())?);
-        let writer = Arc::new(Worker::start("storage", database, bases.clone(), news.clone())?);
+        let journal = database.take_journal()?;
+        let start = |name, database, journal| Worker::start(name, database, journal, bases.clone(), news.clone());
+        let reader = Arc::new(start("storage-reads", database.reader()?, None)?);
+        let writer = Arc::new(start("storage", database, journal)?);
         Ok(Self { writer, reader, bases, followed, news })
     }
 
@@ -213,6 +221,46 @@ impl Storage {
         answered.await.map_err(|_| gone())?
     }
 
+    /// Writes a grant to the journal. The caller may then give the grant to its client at once, and must call
+    /// [`Self::wake`] afterwards. The thread records the grant before any work that is queued later; after a crash, the
+    /// next start does. Returns false if the grant must be
+    /// recorded by [`Self::add_grant`] instead: if the thread is busy, the grant's basis has ended, or too little is
+    /// known of the session.
+    ///
+    /// The thread calls `begin` when it has recorded the grant, with [`Recorded::Renewable`], [`Recorded::Done`], or
+    /// [`Recorded::SessionEnded`]. In the last case, the grant is recorded as revoked, and `begin` must tell the verifier.
+    pub fn journal_grant(&self, grant: Issuance, basis: Basis, begin: impl FnOnce(Recorded) + Send + 'static) -> bool {
+        let person = grant.owner.person.clone();
+        let still = || basis.ended == self.bases.ended(&person);
+        self.writer.lines.journal(Journaled { grant, begin: Box::new(begin) }, still)
+    }
+
+    /// Makes the thread notice that the journal has accepted grants.
+    pub fn wake(&self) {
+        self.writer.lines.wake();
+    }
+
+    /// Forgets what is known of sessions that are not in `live`.
+    pub fn keep_sessions(&self, live: &HashSet<TokenHash>) {
+        self.writer.lines.keep_rooms(live);
+    }
+
+    /// Waits until the grants that the journal has accepted are recorded, so that [`Database::open_to_read`] finds them.
+    pub async fn settle(&self) {
+        self.settle_some(None).await;
+    }
+
+    /// Waits until the grants of a session that the journal has accepted are recorded, so that they can be renewed.
+    pub async fn settle_session(&self, session: &TokenHash) {
+        self.settle_some(Some(session)).await;
+    }
+
+    async fn settle_some(&self, session: Option<&TokenHash>) {
+        let Some((mut recorded, accepted)) = self.writer.lines.hurry(session) else { return };
+        // If the database cannot be written, readers do not see the latest grants.
+        let _ = tokio::time::timeout(SETTLES, recorded.wait_for(|recorded| *recorded >= accepted)).await;
+    }
+
     /// Closes the database after all queued work is done.
     pub async fn close(&self) {
         self.reader.close().await;
@@ -265,6 +313,7 @@ impl Storage {
         person: &str,
         work: impl FnOnce(&mut Database) -> Result<T> + Send + 'static,
     ) -> Result<T> {
+        self.settle().await;
         self.reader.call(person, work).await
     }
 
@@ -277,6 +326,7 @@ impl Storage {
         verifier: &str,
         work: impl FnOnce(&mut Database) -> Result<T> + Send + 'static,
     ) -> Result<T> {
+        self.settle().await;
         self.reader.call(&verifiers_line(verifier), work).await
     }
 }
@@ -295,15 +345,22 @@ impl Drop for Worker {
 }
 
 impl Worker {
-    fn start(name: &str, mut database: Database, bases: Arc<Bases>, news: Arc<Notify>) -> Result<Self> {
-        let lines = Arc::new(Lines::default());
+    fn start(
+        name: &str,
+        mut database: Database,
+        journal: Option<Journal>,
+        bases: Arc<Bases>,
+        news: Arc<Notify>,
+    ) -> Result<Self> {
+        let lines = Arc::new(Lines::new(journal));
         let (open, closed) = watch::channel(());
         let taken = lines.clone();
         std::thread::Builder::new().name(name.into()).spawn(move || {
             while let Some(turn) = taken.take() {
                 match turn {
                     Turn::Work(work, _room) => work(&mut database),
-                    Turn::Grants(waiting) => record(&mut database, still_based(&bases, waiting)),
+                    Turn::Grants(waiting) => record(&mut database, &taken, still_based(&bases, waiting)),
+                    Turn::Journaled(grants) => record_journaled(&mut database, &taken, grants),
                 }
                 if database.has_changes() {
                     news.notify_one();
@@ -339,112 +396,6 @@ impl Worker {
     }
 }
 
-/// The work that a thread does next.
-enum Turn {
-    Work(Box<dyn FnOnce(&mut Database) + Send>, OwnedSemaphorePermit),
-    Grants(Vec<(Box<Waiting>, OwnedSemaphorePermit)>),
-}
-
-/// The queued work, by account.
-#[derive(Default)]
-struct Lines {
-    waiting: Mutex<Queue>,
-    more: Condvar,
-}
-
-#[derive(Default)]
-struct Queue {
-    lines: HashMap<Arc<str>, Line>,
-    /// The names of the queues that have work, in the order in which they are served.
-    turns: VecDeque<Arc<str>>,
-    ends: bool,
-}
-
-struct Line {
-    jobs: VecDeque<(Job, OwnedSemaphorePermit)>,
-    room: Arc<Semaphore>,
-}
-
-impl Lines {
-    /// Returns the semaphore that limits the length of a queue.
-    fn room(&self, whose: &Arc<str>) -> Arc<Semaphore> {
-        match self.lock().lines.get(whose) {
-            Some(line) => line.room.clone(),
-            None => Arc::new(Semaphore::new(LINE)),
-        }
-    }
-
-    /// Appends work to a queue.
-    fn add(&self, whose: Arc<str>, job: Job, room: OwnedSemaphorePermit) -> Result<()> {
-        let mut queue = self.lock();
-        if queue.ends {
-            return Err(gone());
-        }
-        let semaphore = room.semaphore().clone();
-        let line = queue.lines.entry(whose.clone()).or_insert_with(|| Line { jobs: VecDeque::new(), room: semaphore });
-        line.jobs.push_back((job, room));
-        if line.jobs.len() == 1 {
-            queue.turns.push_back(whose);
-        }
-        drop(queue);
-        self.more.notify_one();
-        Ok(())
-    }
-
-    /// Makes the thread end once no work is queued.
-    fn end(&self) {
-        self.lock().ends = true;
-        self.more.notify_one();
-    }
-
-    /// Waits for work. Returns `None` if the thread must end.
-    fn take(&self) -> Option<Turn> {
-        let mut queue = self.lock();
-        loop {
-            match queue.next(|_| true) {
-                Some((Job::Work(work), room)) => return Some(Turn::Work(work, room)),
-                Some((Job::Grant(first), room)) => {
-                    let mut grants = vec![(first, room)];
-                    queue.add_grants(&mut grants);
-                    return Some(Turn::Grants(grants));
-                }
-                None if queue.ends => return None,
-                None => queue = self.more.wait(queue).unwrap_or_else(PoisonError::into_inner),
-            }
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Queue {
-    /// Returns the first job of the next queue if the job is `wanted`. In any case, the queue goes to the end of the
-    /// order if it still has work.
-    fn next(&mut self, wanted: impl Fn(&Job) -> bool) -> Option<(Job, OwnedSemaphorePermit)> {
-        let whose = self.turns.pop_front()?;
-        let line = self.lines.get_mut(&whose)?;
-        let found = if line.jobs.front().is_some_and(|(job, _)| wanted(job)) { line.jobs.pop_front() } else { None };
-        if line.jobs.is_empty() {
-            self.lines.remove(&whose);
-        } else {
-            self.turns.push_back(whose);
-        }
-        found
-    }
-
-    /// Adds grants from the heads of other queues, at most one from each, because more from one account would delay the
-    /// others.
-    fn add_grants(&mut self, grants: &mut Vec<(Box<Waiting>, OwnedSemaphorePermit)>) {
-        for _ in 0..self.turns.len().min(MOST_TOGETHER - 1) {
-            if let Some((Job::Grant(grant), room)) = self.next(|job| matches!(job, Job::Grant(_))) {
-                grants.push((grant, room));
-            }
-        }
-    }
-}
-
 /// Returns the grants whose basis has not ended, and refuses the others.
 fn still_based(
     bases: &Bases,
@@ -459,14 +410,15 @@ fn still_based(
 }
 
 /// Records grants in one transaction.
-fn record(database: &mut Database, waiting: Vec<(Box<Waiting>, OwnedSemaphorePermit)>) {
+fn record(database: &mut Database, lines: &Lines, waiting: Vec<(Box<Waiting>, OwnedSemaphorePermit)>) {
     if waiting.is_empty() {
         return;
     }
     match database.add_decided(waiting.iter().map(|(waiting, _)| waiting.decided())) {
-        Ok(recorded) => {
-            for ((waiting, _), recorded) in waiting.into_iter().zip(recorded) {
-                waiting.answer(recorded);
+        Ok(charged) => {
+            lines.note_room(waiting.iter().zip(&charged).map(|((of, _), charged)| (&of.grant.session, charged.room)));
+            for ((waiting, _), charged) in waiting.into_iter().zip(charged) {
+                waiting.answer(charged.recorded);
             }
         }
         // One of the grants is at fault, for example with a duplicate handle. Nothing was recorded. Each grant is
@@ -477,7 +429,7 @@ fn record(database: &mut Database, waiting: Vec<(Box<Waiting>, OwnedSemaphorePer
                     recorded.into_iter().next().context("a grant was neither recorded nor refused")
                 });
                 match recorded {
-                    Ok(recorded) => waiting.answer(recorded),
+                    Ok(charged) => waiting.answer(charged.recorded),
                     Err(error) => drop(waiting.answer.send(Err(error))),
                 }
             }
@@ -493,6 +445,22 @@ fn record(database: &mut Database, waiting: Vec<(Box<Waiting>, OwnedSemaphorePer
     }
 }
 
+/// Records grants of the journal in one transaction.
+fn record_journaled(database: &mut Database, lines: &Lines, grants: Vec<Journaled>) {
+    match database.add_journaled(grants.iter().map(|journaled| &journaled.grant), now()) {
+        Ok(charged) => {
+            lines.note_room(grants.iter().zip(&charged).map(|(of, charged)| (&of.grant.session, charged.room)));
+            let count = grants.len();
+            grants.into_iter().zip(charged).for_each(|(journaled, charged)| (journaled.begin)(charged.recorded));
+            lines.note_recorded(count);
+        }
+        Err(error) => {
+            tracing::error!("cannot record grants that clients have already; the journal keeps them: {error:#}");
+            lines.put_back(grants);
+        }
+    }
+}
+
 /// Reports whether a statement failed because of the data to be written, and not because of the database.
 fn is_about_one(error: &anyhow::Error) -> bool {
     let code = error.downcast_ref().and_then(rusqlite::Error::sqlite_error_code);
@@ -501,7 +469,7 @@ fn is_about_one(error: &anyhow::Error) -> bool {
 
 /// Keeps an account's work from being queued until it is dropped.
 #[cfg(test)]
-pub(crate) struct Held([Arc<Semaphore>; 2]);
+pub(crate) struct Held([Arc<tokio::sync::Semaphore>; 2]);
 
 #[cfg(test)]
 impl Drop for Held {
@@ -512,12 +480,16 @@ impl Drop for Held {
 
 #[cfg(test)]
 impl Storage {
+    /// Reports whether the thread that writes waits for work.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.writer.lines.is_idle()
+    }
+
     /// Leaves no room in the queues of an account, which must be empty, so that further work of the account waits.
     pub(crate) fn hold(&self, whose: &str) -> Held {
         Held([&self.writer, &self.reader].map(|worker| {
-            let room = Arc::new(Semaphore::new(0));
-            let line = Line { jobs: VecDeque::new(), room: room.clone() };
-            assert!(worker.lines.lock().lines.insert(whose.into(), line).is_none(), "{whose} has work queued");
+            let room = Arc::new(tokio::sync::Semaphore::new(0));
+            worker.lines.hold(whose, room.clone());
             room
         }))
     }

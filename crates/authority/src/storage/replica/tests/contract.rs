@@ -366,7 +366,7 @@ fn no_grant_of_an_earlier_policy_is_recorded_after_a_later_one() {
     let cluster = Cluster::of(1);
     let (mut first, mut second) = (cluster.open("a"), cluster.join("b"));
     let ask = |database: &mut Database, handle, followed| {
-        database.add_decided([(&grant(handle, SESSION), followed)]).unwrap()[0]
+        database.add_decided([(&grant(handle, SESSION), followed)]).unwrap()[0].recorded
     };
     assert_eq!(ask(&mut second, 1, 0), Recorded::Done);
     first.apply_policy(&policy("one"), &[], 116, &addresses, || Ok(())).unwrap();
