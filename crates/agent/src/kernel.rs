@@ -174,7 +174,7 @@ impl Kernel {
                 whole.then(|| Frame::new(header.interface, link_header, header.segment.into(), &frame)).flatten();
             let frame = frame.map(|frame| frame.tagged(header.vlan_proto, header.vlan_tci).asking(header.wish));
             if header.slot.subject == 0 {
-                // Parsed here, so that a flood of answers does not delay queued packets.
+                // The kernel program passes on few answers, however many come.
                 if let Some(record) = frame.and_then(|frame| message::overhear_frame(frame.bytes())) {
                     let _ = overheard.try_send(record);
                 }

@@ -20,13 +20,14 @@ pub const POLICY: &str = "policy.toml";
 
 /// Files that are not copied one by one, because they belong to the running server or to the database: the server's
 /// locks and socket, and SQLite's files.
-pub(crate) const OF_THE_SERVER: [&str; 10] = [
+pub(crate) const OF_THE_SERVER: [&str; 11] = [
     "lock",
     "rotate.lock",
     "control.sock",
     "authority.db",
     "authority.db-wal",
     "authority.db-shm",
+    "authority.db-grants",
     "lists.db",
     "lists.db-wal",
     "lists.db-shm",

@@ -212,7 +212,7 @@ impl GrantIssuer {
         request: &GrantRequest,
         source: IpAddr,
     ) -> Result<RecordedGrant<'_>, Problem> {
-        self.storage.settle_session(&token).await;
+        self.storage.settle_session(&token).await?;
         let known = self.sessions.get(&token).ok_or(Problem::NotLoggedIn)?;
         for _ in 0..TRIES {
             let basis = self.storage.basis(&known.person);

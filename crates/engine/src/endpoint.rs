@@ -306,8 +306,11 @@ impl Endpoint {
         let Issued { given, answers, others } = match answer {
             Ok(issued) => issued,
             Err(Refusal::Denied) => return refused(),
-            // The next packet causes a new request.
-            Err(Refusal::Unreachable) => return Vec::new(),
+            // The next packet, or the next probe, causes a new request.
+            Err(Refusal::Unreachable) => {
+                self.paths.not_answered(&SegmentKey::answering(wanted.interface, &wanted.inner()));
+                return Vec::new();
+            }
         };
         // A segment that does not fit the request counts as a denial.
         if !is_asked_for(&given) {

@@ -257,9 +257,15 @@ impl Daemon {
                     }
                 },
                 Some(answer) = answers.recv() => self.answered(answer),
+                _ = probes.tick() => {
+                    // Answers to the last probes may be among the packets.
+                    for _ in 0..QUEUE {
+                        let Ok(unsent) = packets.try_recv() else { break };
+                        self.handed_over(&unsent);
+                    }
+                    self.probe();
+                },
                 Some(unsent) = packets.recv() => self.handed_over(&unsent),
-                // After packets: answers to the last probes may be among them.
-                _ = probes.tick() => self.probe(),
             }
         }
         tracing::info!("stopped; current segments stay in use until they expire. `vouchsafe svtep detach` ends this");

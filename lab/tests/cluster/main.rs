@@ -109,6 +109,10 @@ fn nobody_notices_faults_and_the_history_is_that_of_one_authority() {
 }
 
 /// Checks that the members come to have the same rows.
+///
+/// # Errors
+///
+/// Fails if their rows still differ after a while.
 pub fn same_everywhere(stage: &Stage) -> Result<()> {
     stage.settle()?;
     let mut why = String::new();

@@ -453,6 +453,15 @@ fn withdrawn(entry: &AccessEntry) -> AuditEvent {
     AuditEvent::new(name).person(&entry.person).receiver(&entry.receiver)
 }
 
+/// Gives the consents of an author whom the identity provider renamed the new name: nobody decides about themselves.
+pub(super) fn rename(transaction: &Transaction<'_>, before: &str, now: &str) -> Result<()> {
+    let change = "UPDATE access_requests SET decider = ?2 WHERE decider = ?1";
+    if transaction.execute(change, [before, now])? > 0 {
+        note_change(transaction)?;
+    }
+    Ok(())
+}
+
 /// Ends a request or a consent. Makes verifiers ask about flows that outlived their grants, and members of the cluster
 /// examine the person's grants.
 fn end(

@@ -174,17 +174,21 @@ impl Database {
         })
     }
 
-    /// Records grants that their clients have already, unless they are recorded. Of a session that has ended, the grants
-    /// are recorded as revoked, and the result contains [`Recorded::SessionEnded`].
+    /// Records grants that their clients have already, unless they are recorded. With each grant comes whether it is
+    /// outdated. An outdated grant, and one of a session that has ended, is recorded as revoked, and the result contains
+    /// [`Recorded::SessionEnded`]. So it is for a grant whose handle another grant has: neither stays usable.
     ///
     /// # Errors
     /// Fails if the database cannot be written; then no grant is recorded.
     pub(super) fn add_journaled<'g>(
         &mut self,
-        grants: impl IntoIterator<Item = &'g Issuance>,
+        grants: impl IntoIterator<Item = (&'g Issuance, bool)>,
         now: u64,
     ) -> Result<Vec<Charged>> {
-        self.write_soon(|transaction| grants.into_iter().map(|grant| add_journaled(transaction, grant, now)).collect())
+        let add = |transaction: &Transaction<'_>, (grant, is_outdated): (&Issuance, bool)| {
+            add_journaled(transaction, grant, is_outdated, now)
+        };
+        self.write_soon(|transaction| grants.into_iter().map(|grant| add(transaction, grant)).collect())
     }
 
     /// Returns grants, newest first. With `all`, returns every recorded grant; otherwise the grants that have neither
@@ -415,10 +419,18 @@ fn add(transaction: &Transaction<'_>, grant: &Issuance, is_member: bool) -> Resu
 }
 
 /// Records a grant that its client has already.
-fn add_journaled(transaction: &Transaction<'_>, grant: &Issuance, now: u64) -> Result<Charged> {
+fn add_journaled(transaction: &Transaction<'_>, grant: &Issuance, is_outdated: bool, now: u64) -> Result<Charged> {
     let handle = grant.owner.handle.cast_signed();
-    if transaction.prepare_cached("SELECT 1 FROM grants WHERE handle = ?1")?.exists([handle])? {
-        return Ok(Recorded::Done.into());
+    let is_this = "SELECT session = ?2 AND verifier = ?3 AND receiver = ?4 FROM grants WHERE handle = ?1";
+    let values = params![handle, grant.session, grant.verifier, grant.owner.receiver];
+    let found = transaction.prepare_cached(is_this)?.query_row(values, |row| row.get(0)).optional()?;
+    match found {
+        Some(true) => return Ok(Recorded::Done.into()),
+        Some(false) => {
+            mark(transaction, "handle = ?3", now, &[&handle])?;
+            return Ok(Recorded::SessionEnded.into());
+        }
+        None => {}
     }
     let mut renewable = grant.renewable;
     if let Some((LeaseTerms { number, .. }, _)) = renewable {
@@ -430,10 +442,12 @@ fn add_journaled(transaction: &Transaction<'_>, grant: &Issuance, now: u64) -> R
         }
     }
     let charged = charge(transaction, grant, true)?;
-    let can_be_renewed = charged.recorded == Recorded::Renewable;
+    let ends = is_outdated || charged.recorded == Recorded::SessionEnded;
+    let can_be_renewed = !ends && charged.recorded == Recorded::Renewable;
     insert(transaction, grant, renewable.filter(|_| can_be_renewed))?;
-    if charged.recorded == Recorded::SessionEnded {
+    if ends {
         mark(transaction, "handle = ?3", now, &[&handle])?;
+        return Ok(Recorded::SessionEnded.into());
     }
     match renewable {
         None if can_be_renewed => Ok(Charged { recorded: Recorded::Done, ..charged }),

@@ -5,6 +5,7 @@
 //! Like the records in the database, those in the journal do not wait for the disk: a power failure may lose the latest.
 //! The running server holds a lock on the file. A process that cannot get the lock leaves the file alone.
 
+use super::thread::is_about_one;
 use super::{Database, Issuance, LeaseTerms, TokenHash};
 use crate::now;
 use anyhow::{Context, Result};
@@ -18,7 +19,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use wire::{Destination, Flags};
+use wire::{Destination, Flags, Handle};
 
 /// Length from which the file is emptied when all of its grants are recorded. Until then, a grant is appended to pages
 /// that the kernel has in memory, which is faster.
@@ -98,12 +99,17 @@ impl Journal {
 
     /// States that all grants in the file are recorded. Empties the file if it is long.
     pub(super) fn note_recorded(&mut self) {
-        if self.length < LONG {
+        if self.length < LONG && !self.is_broken {
             // Without this mark, a restart looks for the grants in the database once more.
             let _ = self.write(MARK);
         } else if self.file.set_len(0).is_ok() {
-            self.length = 0;
+            (self.length, self.is_broken) = (0, false);
         }
+    }
+
+    /// Reports whether the file is so long that it must be emptied before it takes more grants.
+    pub(super) fn is_long(&self) -> bool {
+        self.length >= LONG
     }
 
     fn write(&mut self, text: &[u8]) -> std::io::Result<()> {
@@ -201,7 +207,7 @@ impl Database {
         }
     }
 
-    /// Locks the journal for a server that is in no cluster, records its grants, and empties it. Returns `None` for a
+    /// Locks the journal for a server that is in no cluster, and records its grants. Returns `None` for a
     /// member of a cluster, and if another process has locked the journal.
     pub(super) fn take_journal(&mut self) -> Result<Option<Journal>> {
         if self.is_member() {
@@ -209,19 +215,35 @@ impl Database {
         }
         let path = path_of(Path::new(self.connection.path().context("the database has no file")?));
         let mut journal = Journal::open(&path)?;
-        if let Some(journal) = &mut journal {
-            self.replay(journal)?;
-            journal.file.set_len(0)?;
-            journal.length = 0;
+        match &mut journal {
+            Some(journal) => self.replay(journal)?,
+            None => tracing::warn!(
+                "another process has locked {}: until the next start, each new grant waits for the database",
+                path.display()
+            ),
         }
         Ok(journal)
     }
 
+    /// Records one grant, if that is possible.
+    fn replay_one(&mut self, grant: &Issuance) {
+        if let Err(error) = self.add_journaled([(grant, false)], now()) {
+            let handle = Handle(grant.owner.handle);
+            tracing::error!(%handle, "a grant of the journal cannot be recorded: {error:#}");
+        }
+    }
+
+    /// Records the grants of the journal, and empties it.
     fn replay(&mut self, journal: &mut Journal) -> Result<()> {
         let grants = journal.grants()?;
         if !grants.is_empty() {
-            self.add_journaled(&grants, now()).context("cannot record the grants of the journal")?;
+            match self.add_journaled(grants.iter().map(|grant| (grant, false)), now()) {
+                Err(error) if is_about_one(&error) => grants.iter().for_each(|grant| self.replay_one(grant)),
+                recorded => drop(recorded.context("cannot record the grants of the journal")?),
+            }
         }
+        journal.file.set_len(0).context("cannot empty the journal of grants")?;
+        journal.length = 0;
         Ok(())
     }
 }

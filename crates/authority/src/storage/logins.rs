@@ -2,7 +2,7 @@
 
 use super::holders::{self, Slot};
 use super::identities::{self, SERVICE};
-use super::{AuditEvent, Database, Session, TokenHash, devices, passkeys, persons, scores, sessions};
+use super::{AuditEvent, Database, Session, TokenHash, access, devices, passkeys, persons, scores, sessions};
 use crate::login::Identity;
 use anyhow::Result;
 use rusqlite::{OptionalExtension, Transaction, params};
@@ -212,6 +212,7 @@ fn check(transaction: &Transaction<'_>, person: &str, proof: &Proof, now: u64) -
                 .optional()?;
             if let Some(former) = former {
                 scores::rename(transaction, &former, person)?;
+                access::rename(transaction, &former, person)?;
                 persons::forget(transaction, &former)?;
                 sessions::end_of_person(transaction, &former, now)?;
                 holders::rename(transaction, &former, person)?;

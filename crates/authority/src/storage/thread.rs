@@ -232,7 +232,8 @@ impl Storage {
     pub fn journal_grant(&self, grant: Issuance, basis: Basis, begin: impl FnOnce(Recorded) + Send + 'static) -> bool {
         let person = grant.owner.person.clone();
         let still = || basis.ended == self.bases.ended(&person);
-        self.writer.lines.journal(Journaled { grant, begin: Box::new(begin) }, still)
+        let (begin, has_waited) = (Box::new(begin), false);
+        self.writer.lines.journal(Journaled { grant, basis, has_waited, begin }, still)
     }
 
     /// Makes the thread notice that the journal has accepted grants.
@@ -246,19 +247,25 @@ impl Storage {
     }
 
     /// Waits until the grants that the journal has accepted are recorded, so that [`Database::open_to_read`] finds them.
-    pub async fn settle(&self) {
-        self.settle_some(None).await;
+    ///
+    /// # Errors
+    /// Fails with [`Unavailable`] if they cannot be recorded.
+    pub async fn settle(&self) -> Result<()> {
+        self.settle_some(None).await
     }
 
     /// Waits until the grants of a session that the journal has accepted are recorded, so that they can be renewed.
-    pub async fn settle_session(&self, session: &TokenHash) {
-        self.settle_some(Some(session)).await;
+    ///
+    /// # Errors
+    /// Fails with [`Unavailable`] if they cannot be recorded.
+    pub async fn settle_session(&self, session: &TokenHash) -> Result<()> {
+        self.settle_some(Some(session)).await
     }
 
-    async fn settle_some(&self, session: Option<&TokenHash>) {
-        let Some((mut recorded, accepted)) = self.writer.lines.hurry(session) else { return };
-        // If the database cannot be written, readers do not see the latest grants.
-        let _ = tokio::time::timeout(SETTLES, recorded.wait_for(|recorded| *recorded >= accepted)).await;
+    async fn settle_some(&self, session: Option<&TokenHash>) -> Result<()> {
+        let Some((mut recorded, accepted)) = self.writer.lines.hurry(session)? else { return Ok(()) };
+        let waited = tokio::time::timeout(SETTLES, recorded.wait_for(|recorded| *recorded >= accepted)).await;
+        waited.ok().and_then(Result::ok).map(drop).ok_or_else(unsettled)
     }
 
     /// Closes the database after all queued work is done.
@@ -313,7 +320,7 @@ impl Storage {
         person: &str,
         work: impl FnOnce(&mut Database) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.settle().await;
+        self.settle().await?;
         self.reader.call(person, work).await
     }
 
@@ -326,7 +333,7 @@ impl Storage {
         verifier: &str,
         work: impl FnOnce(&mut Database) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.settle().await;
+        self.settle().await?;
         self.reader.call(&verifiers_line(verifier), work).await
     }
 }
@@ -356,11 +363,12 @@ impl Worker {
         let (open, closed) = watch::channel(());
         let taken = lines.clone();
         std::thread::Builder::new().name(name.into()).spawn(move || {
+            let _ends = Ends(taken.clone());
             while let Some(turn) = taken.take() {
                 match turn {
                     Turn::Work(work, _room) => work(&mut database),
                     Turn::Grants(waiting) => record(&mut database, &taken, still_based(&bases, waiting)),
-                    Turn::Journaled(grants) => record_journaled(&mut database, &taken, grants),
+                    Turn::Journaled(grants) => record_journaled(&mut database, &taken, &bases, grants),
                 }
                 if database.has_changes() {
                     news.notify_one();
@@ -393,6 +401,15 @@ impl Worker {
         self.lines.end();
         // No message is ever sent: `changed` fails once the thread has ended.
         let _ = self.closed.clone().changed().await;
+    }
+}
+
+/// Makes callers fail, and the journal accept no more grants, when a thread has ended, also by a panic.
+struct Ends(Arc<Lines>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }
 
@@ -445,13 +462,28 @@ fn record(database: &mut Database, lines: &Lines, waiting: Vec<(Box<Waiting>, Ow
     }
 }
 
-/// Records grants of the journal in one transaction.
-fn record_journaled(database: &mut Database, lines: &Lines, grants: Vec<Journaled>) {
-    match database.add_journaled(grants.iter().map(|journaled| &journaled.grant), now()) {
+/// Records grants of the journal in one transaction. A grant that waited while its basis ended is recorded as revoked,
+/// because nobody has examined it since.
+fn record_journaled(database: &mut Database, lines: &Lines, bases: &Bases, grants: Vec<Journaled>) {
+    let is_outdated = |of: &Journaled| of.has_waited && of.basis.ended != bases.ended(&of.grant.owner.person);
+    match database.add_journaled(grants.iter().map(|of| (&of.grant, is_outdated(of))), now()) {
         Ok(charged) => {
             lines.note_room(grants.iter().zip(&charged).map(|(of, charged)| (&of.grant.session, charged.room)));
             let count = grants.len();
             grants.into_iter().zip(charged).for_each(|(journaled, charged)| (journaled.begin)(charged.recorded));
+            lines.note_recorded(count);
+        }
+        Err(error) if is_about_one(&error) => {
+            let count = grants.len();
+            for journaled in grants {
+                let recorded = database.add_journaled([(&journaled.grant, is_outdated(&journaled))], now());
+                let recorded = recorded.map(|charged| charged.first().map(|charged| charged.recorded));
+                if let Err(error) = &recorded {
+                    let (handle, person) = (wire::Handle(journaled.grant.owner.handle), &journaled.grant.owner.person);
+                    tracing::error!(%handle, person, "a grant cannot be recorded, so it is revoked: {error:#}");
+                }
+                (journaled.begin)(recorded.ok().flatten().unwrap_or(Recorded::SessionEnded));
+            }
             lines.note_recorded(count);
         }
         Err(error) => {
@@ -462,7 +494,7 @@ fn record_journaled(database: &mut Database, lines: &Lines, grants: Vec<Journale
 }
 
 /// Reports whether a statement failed because of the data to be written, and not because of the database.
-fn is_about_one(error: &anyhow::Error) -> bool {
+pub(super) fn is_about_one(error: &anyhow::Error) -> bool {
     let code = error.downcast_ref().and_then(rusqlite::Error::sqlite_error_code);
     code == Some(rusqlite::ErrorCode::ConstraintViolation)
 }
@@ -480,6 +512,11 @@ impl Drop for Held {
 
 #[cfg(test)]
 impl Storage {
+    /// Reports whether the thread that writes could not record grants of the journal.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.writer.lines.has_failed()
+    }
+
     /// Reports whether the thread that writes waits for work.
     pub(crate) fn is_idle(&self) -> bool {
         self.writer.lines.is_idle()
@@ -493,6 +530,12 @@ impl Storage {
             room
         }))
     }
+}
+
+/// The error of a caller that needs the grants of the journal in the database. To such a caller, a grant that a client
+/// uses would look as if it did not exist.
+fn unsettled() -> anyhow::Error {
+    Unavailable { why: "the latest grants are not recorded yet".to_owned(), maybe_done: false }.into()
 }
 
 fn gone() -> anyhow::Error {

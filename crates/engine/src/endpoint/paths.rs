@@ -122,6 +122,13 @@ impl Paths {
         self.consented.insert(key, expires);
     }
 
+    /// Records that a request for a segment for answers failed, so that it is repeated.
+    pub(super) fn not_answered(&mut self, keys: &[SegmentKey]) {
+        for key in keys {
+            self.consented.entry(*key).and_modify(|expires| *expires = 0);
+        }
+    }
+
     /// Reports whether the entry of a segment for answers is for another received segment than `consent`.
     pub(super) fn is_outdated(&self, key: &SegmentKey, entry: Option<&SegmentEntry>, consent: &Consent) -> bool {
         match (entry, self.consented.get(key)) {
@@ -201,13 +208,14 @@ impl Way {
             let rounds = self.changes / self.others.saturating_add(1).max(1);
             MISSED_WITHOUT_ANSWER << rounds.min(if self.has_answered { DOUBLINGS.0 } else { DOUBLINGS.1 })
         };
-        let stays = self.answered && self.changed.is_some_and(|changed| now < changed.saturating_add(self.stay));
+        let stays = self.answered
+            && self.changed.is_some_and(|changed| (changed..changed.saturating_add(self.stay)).contains(&now));
         self.missed >= most && !stays
     }
 
     /// Changes to the path with this number.
     fn change(&mut self, number: u8, now: u32) {
-        let is_soon = self.changed.is_some_and(|changed| now < changed.saturating_add(STABLE));
+        let is_soon = self.changed.is_some_and(|changed| (changed..changed.saturating_add(STABLE)).contains(&now));
         if !is_soon {
             (self.stay, self.try_after) = (STAY.0, TRY_AFTER.0);
         } else if self.answered {

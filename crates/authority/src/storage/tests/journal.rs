@@ -23,7 +23,11 @@ async fn idle(storage: &Storage) {
 /// Writes a grant to the journal. The receiver gets the result of recording it.
 fn journaled(storage: &Storage, grant: Issuance, basis: Basis) -> Option<Receiver<Recorded>> {
     let (sender, receiver) = channel();
-    storage.journal_grant(grant, basis, move |recorded| drop(sender.send(recorded))).then_some(receiver)
+    let begin = move |recorded| {
+        // A test that does not look at the result has dropped the receiver.
+        let _ = sender.send(recorded);
+    };
+    storage.journal_grant(grant, basis, begin).then_some(receiver)
 }
 
 fn handles(database: &Database) -> Vec<u64> {
@@ -139,7 +143,9 @@ async fn the_next_start_records_grants_that_a_killed_server_has_not_recorded() {
     assert_eq!(database.lease_terms(Handle(3)).unwrap().map(|terms| terms.number), Some(5));
     assert!(matches!(database.verify_audit(b"an authority", &[]).unwrap(), Verdict::Whole(_)));
     drop(database);
-    // The file is still there. Nothing is recorded twice, also by a server, which empties the file.
+    // The file is empty now. With the same file again, nothing is recorded twice, also not by a server.
+    assert_eq!(std::fs::metadata(journal_of(&aside)).unwrap().len(), 0);
+    std::fs::copy(&copy, journal_of(&aside)).unwrap();
     let database = Database::open(&aside.path().join("authority.db")).unwrap();
     assert_eq!((handles(&database), granted(&database)), (vec![2, 3], 2));
     let other = Storage::start(database).unwrap();
@@ -187,4 +193,28 @@ async fn a_journal_that_a_server_uses_is_left_alone() {
     other.close().await;
     storage.close().await;
     assert_eq!(handles(&Database::open(&file).unwrap()), [1, 7, 9]);
+}
+
+/// Another process holds the lock of the database for longer than the thread waits.
+#[tokio::test]
+async fn a_grant_that_waits_until_its_basis_has_ended_is_recorded_as_revoked() {
+    let room = tempfile::tempdir().unwrap();
+    let storage = started(&room).await;
+    let other = Connection::open(room.path().join("authority.db")).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let recorded = journaled(&storage, grant(2, SESSION), storage.basis("robot")).unwrap();
+    // A reader makes the thread try. The thread gives up after some seconds.
+    while !storage.has_failed() {
+        let _ = storage.settle().await;
+        tokio::task::yield_now().await;
+    }
+    assert!(storage.read_for("robot", |database| Ok(handles(database))).await.is_err(), "a reader would miss it");
+    assert!(journaled(&storage, grant(3, SESSION), storage.basis("robot")).is_none());
+    storage.end_basis_of("robot");
+    other.execute_batch("ROLLBACK").unwrap();
+    let waited = tokio::task::spawn_blocking(move || recorded.recv_timeout(Duration::from_secs(60)));
+    assert_eq!(waited.await.unwrap(), Ok(Recorded::SessionEnded));
+    let live = storage.call(|database| database.grants(200, false)).await.unwrap();
+    assert_eq!(live.iter().map(|grant| grant.handle.0).collect::<Vec<_>>(), [1]);
+    storage.close().await;
 }

@@ -4,7 +4,7 @@
 //! more grants the session may have. An account can thus fill only its own share of the list, and the list is bounded.
 
 use crate::storage::journal::Journal;
-use crate::storage::{Issuance, Recorded, TokenHash};
+use crate::storage::{Basis, Issuance, Recorded, TokenHash};
 use engine::policy::Scope;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -27,6 +27,10 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub struct Journaled {
     /// The grant.
     pub grant: Issuance,
+    /// The basis of the decision.
+    pub basis: Basis,
+    /// Whether the grant waited while other work was done, because it could not be recorded.
+    pub has_waited: bool,
     /// The thread calls this when it has recorded the grant.
     pub begin: Box<dyn FnOnce(Recorded) + Send>,
 }
@@ -89,6 +93,9 @@ impl JournaledGrants {
         let (Some(journal), false) = (&mut self.journal, self.has_failed || self.grants.len() >= MOST) else {
             return false;
         };
+        if journal.is_long() {
+            return false;
+        }
         let Some(room) = self.rooms.get_mut(&grant.grant.session).filter(|room| **room > 0) else { return false };
         if let Err(error) = journal.append(&grant.grant) {
             tracing::warn!("cannot write to the journal of grants: {error}");
@@ -111,12 +118,14 @@ impl JournaledGrants {
         self.in_progress.iter().copied().chain(self.grants.iter().map(|journaled| Key::of(&journaled.grant)))
     }
 
-    /// Makes all grants of the list due. Returns the number of grants that were accepted so far.
-    pub fn hurry(&mut self) -> u64 {
-        if !self.has_failed {
-            self.at = self.at.map(|_| Instant::now());
+    /// Makes all grants of the list due. Returns the number of grants that were accepted so far, or `None` if they cannot
+    /// be recorded now.
+    pub fn hurry(&mut self) -> Option<u64> {
+        if self.has_failed {
+            return None;
         }
-        self.accepted
+        self.at = self.at.map(|_| Instant::now());
+        Some(self.accepted)
     }
 
     /// Returns the grants if they are due. They also are if there is other work, which must find them recorded.
@@ -127,7 +136,7 @@ impl JournaledGrants {
         if !is_due {
             return Due::In(wait);
         }
-        (self.at, self.has_failed) = (None, false);
+        self.at = None;
         self.in_progress = self.grants.iter().map(|journaled| Key::of(&journaled.grant)).collect();
         Due::Now(std::mem::take(&mut self.grants))
     }
@@ -135,6 +144,7 @@ impl JournaledGrants {
     /// Takes back grants that could not be recorded. Until they are, the list accepts no others.
     pub fn put_back(&mut self, mut grants: Vec<Journaled>) {
         grants.append(&mut self.grants);
+        grants.iter_mut().for_each(|journaled| journaled.has_waited = true);
         self.grants = grants;
         self.in_progress.clear();
         (self.at, self.has_failed) = (Some(Instant::now() + PAUSE), true);
@@ -157,6 +167,7 @@ impl JournaledGrants {
     /// Notes that the grants are recorded which [`Self::due`] returned. If the list is empty, the journal says so, too.
     pub fn note_recorded(&mut self) {
         self.in_progress.clear();
+        self.has_failed = false;
         if let (Some(journal), true) = (&mut self.journal, self.grants.is_empty()) {
             journal.note_recorded();
         }

@@ -1,7 +1,7 @@
 //! The work that is queued for a storage thread: a queue for each account, and the grants of the journal.
 
 use super::journaled::{Due, Journaled, JournaledGrants};
-use super::{LINE, MOST_TOGETHER, Waiting, gone};
+use super::{LINE, MOST_TOGETHER, Waiting, gone, unsettled};
 use crate::storage::journal::Journal;
 use crate::storage::{Database, TokenHash};
 use anyhow::Result;
@@ -110,19 +110,23 @@ impl Lines {
     }
 
     /// Makes the thread record the grants of the journal at once; with `session`, only if one of them is the session's.
-    /// Returns a receiver and the number that it has when they are recorded; `None` if nothing has to be waited for.
-    pub fn hurry(&self, session: Option<&TokenHash>) -> Option<(watch::Receiver<u64>, u64)> {
+    /// Returns a receiver and the number that it has when they are recorded, or `None` if nothing has to be waited for.
+    ///
+    /// # Errors
+    /// Fails if the grants could not be recorded a short time ago.
+    pub fn hurry(&self, session: Option<&TokenHash>) -> Result<Option<(watch::Receiver<u64>, u64)>> {
         let mut queue = self.lock();
         if session.is_some_and(|session| !queue.journaled.has(session)) {
-            return None;
+            return Ok(None);
         }
         let accepted = queue.journaled.hurry();
         drop(queue);
+        let accepted = accepted.ok_or_else(unsettled)?;
         if *self.recorded.borrow() >= accepted {
-            return None;
+            return Ok(None);
         }
         self.more.notify_one();
-        Some((self.recorded.subscribe(), accepted))
+        Ok(Some((self.recorded.subscribe(), accepted)))
     }
 
     /// Notes for sessions how many more of their grants may be recorded.
@@ -218,6 +222,11 @@ impl Queue {
 
 #[cfg(test)]
 impl Lines {
+    /// Reports whether the thread could not record grants of the journal.
+    pub fn has_failed(&self) -> bool {
+        self.lock().journaled.hurry().is_none()
+    }
+
     /// Reports whether the thread waits for work.
     pub fn is_idle(&self) -> bool {
         let queue = self.lock();
