@@ -48,17 +48,29 @@ pub struct Guarded {
 
 impl Guarded {
     /// Starts the network with these flags for the verifier.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a part of it does not start.
     pub fn new(flags: &[&str]) -> Result<Self> {
         Self::within(Network::new(Way::Direct)?, flags, "")
     }
 
     /// Starts the network with an authority that accepts requests by UDP.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`Self::new`] does.
     pub fn with_line() -> Result<Self> {
         let line = format!("segments = \"{AUTHORITY}:{AUTHORITY_PORT}\"\n");
         Self::within(Network::new(Way::Direct)?, &[], &line)
     }
 
     /// Starts the network with the verifier on a gateway before the server.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`Self::new`] does.
     pub fn behind_gateway(flags: &[&str]) -> Result<Self> {
         Self::within(Network::behind_gateway(Way::Direct)?, &[&["--inside", "eth1"], flags].concat(), "")
     }
