@@ -315,6 +315,12 @@ impl Database {
     }
 }
 
+/// Reports whether a statement failed because of the data to be written, and not because of the database.
+fn is_about_one(error: &anyhow::Error) -> bool {
+    let code = error.downcast_ref().and_then(rusqlite::Error::sqlite_error_code);
+    code == Some(rusqlite::ErrorCode::ConstraintViolation)
+}
+
 /// Parses a list of names that is stored as JSON; NULL and malformed text are an empty list.
 fn names(json: Option<String>) -> Vec<String> {
     json.and_then(|json| serde_json::from_str(&json).ok()).unwrap_or_default()

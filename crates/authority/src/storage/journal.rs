@@ -5,8 +5,7 @@
 //! Like the records in the database, those in the journal do not wait for the disk: a power failure may lose the latest.
 //! The running server holds a lock on the file. A process that cannot get the lock leaves the file alone.
 
-use super::thread::is_about_one;
-use super::{Database, Issuance, LeaseTerms, TokenHash};
+use super::{Database, Issuance, LeaseTerms, TokenHash, is_about_one};
 use crate::now;
 use anyhow::{Context, Result};
 use api::GrantOwner;

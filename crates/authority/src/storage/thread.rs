@@ -18,7 +18,7 @@ mod journaled;
 mod lines;
 
 use super::journal::Journal;
-use super::{Database, Issuance, Recorded, TokenHash, Unavailable};
+use super::{Database, Issuance, Recorded, TokenHash, Unavailable, is_about_one};
 use crate::now;
 use anyhow::{Context, Result, anyhow};
 use journaled::Journaled;
@@ -491,12 +491,6 @@ fn record_journaled(database: &mut Database, lines: &Lines, bases: &Bases, grant
             lines.put_back(grants);
         }
     }
-}
-
-/// Reports whether a statement failed because of the data to be written, and not because of the database.
-pub(super) fn is_about_one(error: &anyhow::Error) -> bool {
-    let code = error.downcast_ref().and_then(rusqlite::Error::sqlite_error_code);
-    code == Some(rusqlite::ErrorCode::ConstraintViolation)
 }
 
 /// Keeps an account's work from being queued until it is dropped.
