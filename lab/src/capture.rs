@@ -40,6 +40,8 @@ impl Capture {
     /// Captures on `device` from this moment on: once this function returns, no later packet is missed.
     pub fn start(namespace: &Namespace, device: &str) -> Result<Self> {
         let file = namespace.dir().join(format!("{device}.pcap"));
+        // An earlier capture of the device may still be writing to a file of this name.
+        let _ = fs::remove_file(&file);
         let mut command = namespace.command("tcpdump");
         // -U and immediate mode write each packet to the file at once. No -Z root: Ubuntu 24.04's tcpdump 4.99.4
         // crashes on it.
@@ -81,7 +83,10 @@ impl Capture {
         let mut text = read();
         // If the file stays cut, the caller gets tcpdump's error.
         let _ = poll(Duration::from_secs(5), || {
-            let is_cut = |error: &anyhow::Error| format!("{error:#}").contains("truncated dump file");
+            let is_cut = |error: &anyhow::Error| {
+                let said = format!("{error:#}");
+                ["truncated dump file", "invalid packet capture length"].iter().any(|fault| said.contains(fault))
+            };
             let is_whole = !text.as_ref().is_err_and(is_cut);
             if !is_whole {
                 text = read();

@@ -181,8 +181,8 @@ type Waiting = Mutex<VecDeque<Program>>;
 
 /// The time for which processors are observed before a further lane starts a program.
 const OBSERVED: Duration = Duration::from_secs(2);
-/// The percentage of this time for which the processors may have been busy.
-const ROOM: f64 = 65.0;
+/// The percentage of this time for which the processors may have been busy. On a busy machine, deadlines of tests pass.
+const ROOM: f64 = 40.0;
 
 /// Waits until the processors have room for another program. Returns whether one still waits then.
 fn wait_for_room(waiting: &Waiting) -> bool {

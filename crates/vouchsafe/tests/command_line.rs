@@ -361,7 +361,7 @@ fn a_wrong_argument_is_answered_with_the_way_out() {
     for (arguments, words) in [
         (&["verifier", "whois", "nonsense"][..], "write ADDR:PORT"),
         (&["login", "--authority", "https://127.0.0.1:9", "--ca", "/etc/hosts"], "no certificate in /etc/hosts"),
-        (&["agent", "run", "--authority", "foo"], "write https://HOST:PORT"),
+        (&["agent", "run", "--authority", "http://foo"], "write https://HOST:PORT"),
     ] {
         let output = vouchsafe(arguments);
         let said = String::from_utf8(output.stderr).unwrap();
