@@ -1,6 +1,6 @@
 //! Answers requests for grants that arrive by UDP (wire.md §8.14). If a request only renews a lease, or the journal
-//! accepts its grant, the thread that received the request answers it. A task answers any other request, as the handler of the same call over HTTPS does.
-//! The number of such tasks is limited, for each account and for all accounts together.
+//! accepts its grant, the thread that received the request answers it. A task answers any other request, as the handler
+//! of the same call over HTTPS does. The number of such tasks is limited, for each account and for all accounts together.
 //!
 //! The thread serves all accounts. So it decides a request only after it has charged the request to its account.
 
@@ -138,8 +138,8 @@ impl GrantService {
         all.map(|(name, count)| (name, count.load(Ordering::Relaxed))).collect()
     }
 
-    /// Returns the answers to those requests that the authority can answer without waiting.
-    /// Starts tasks that answer the others.
+    /// Returns the answers to those requests that the authority can answer without waiting. Starts tasks that answer the
+    /// others.
     pub fn answer(self: &Arc<Self>, batch: Vec<GrantDatagram>, later: &mut Later) -> Answers {
         while later.tasks.try_join_next().is_some() {}
         let (mut answers, mut left) = (Answers::default(), Vec::new());

@@ -223,9 +223,8 @@ impl Storage {
 
     /// Writes a grant to the journal. The caller may then give the grant to its client at once, and must call
     /// [`Self::wake`] afterwards. The thread records the grant before any work that is queued later; after a crash, the
-    /// next start does. Returns false if the grant must be
-    /// recorded by [`Self::add_grant`] instead: if the thread is busy, the grant's basis has ended, or too little is
-    /// known of the session.
+    /// next start does. Returns false if the grant must be recorded by [`Self::add_grant`] instead: if the thread is busy,
+    /// the grant's basis has ended, or too little is known of the session.
     ///
     /// The thread calls `begin` when it has recorded the grant, with [`Recorded::Renewable`], [`Recorded::Done`], or
     /// [`Recorded::SessionEnded`]. In the last case, the grant is recorded as revoked, and `begin` must tell the verifier.
@@ -404,12 +403,12 @@ impl Worker {
     }
 }
 
-/// Makes callers fail, and the journal accept no more grants, when a thread has ended, also by a panic.
+/// Ends the queues of a thread when the thread ends.
 struct Ends(Arc<Lines>);
 
 impl Drop for Ends {
     fn drop(&mut self) {
-        self.0.end();
+        self.0.abandon();
     }
 }
 

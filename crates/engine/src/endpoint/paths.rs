@@ -17,7 +17,8 @@ use wire::{Inner, SegmentFlags};
 const PAUSE: u8 = 3;
 /// Number of unanswered probes after which a path counts as dead.
 const MISSED_MAX: u16 = 3;
-/// The same number, if the other endpoint has not answered yet. It may be unable to answer.
+/// Number of unanswered probes after which a path counts as dead if the other endpoint has never answered one. Endpoints
+/// of earlier releases answer no probes.
 const MISSED_WITHOUT_ANSWER: u16 = 12;
 /// How often that number doubles while no path works: if the other endpoint has ever answered, and if it has not.
 const DOUBLINGS: (u8, u8) = (3, 6);

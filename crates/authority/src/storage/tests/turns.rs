@@ -130,3 +130,20 @@ async fn the_end_of_a_persons_basis_turns_away_the_grants_of_that_person_only() 
     assert_eq!(storage.add_grant(grant(2, SESSION), basis, |_| {}).await.unwrap(), Recorded::Outdated);
     storage.close().await;
 }
+
+/// All work is queued before the thread takes the first.
+#[tokio::test]
+async fn callers_of_a_thread_that_has_panicked_get_an_error() {
+    let room = tempfile::tempdir().unwrap();
+    let storage = two_accounts(&room);
+    let (begin, begun) = std::sync::mpsc::channel::<()>();
+    let panics = storage.call(move |_| -> Result<()> {
+        begun.recv()?;
+        panic!("a fault that the test plants");
+    });
+    let queued = storage.call(|_| Ok(()));
+    let (panicked, queued, ()) = tokio::join!(biased; panics, queued, async { begin.send(()).unwrap() });
+    assert!(panicked.is_err() && queued.is_err());
+    assert!(storage.call(|_| Ok(())).await.is_err());
+    storage.close().await;
+}

@@ -28,7 +28,7 @@ pub(super) struct Lines {
     waiting: Mutex<Queue>,
     more: Condvar,
     /// Whether the journal has accepted grants that the thread possibly has not noticed.
-    is_asleep: AtomicBool,
+    has_unnoticed: AtomicBool,
     /// How many of the grants that the journal has accepted are recorded.
     recorded: watch::Sender<u64>,
 }
@@ -61,7 +61,7 @@ impl Lines {
         Self {
             waiting: Mutex::new(waiting),
             more: Condvar::new(),
-            is_asleep: AtomicBool::new(false),
+            has_unnoticed: AtomicBool::new(false),
             recorded: watch::Sender::new(0),
         }
     }
@@ -98,13 +98,13 @@ impl Lines {
         let mut queue = self.lock();
         let is_idle = !queue.ends && !queue.is_at_work && queue.turns.is_empty();
         let is_accepted = is_idle && still() && queue.journaled.accept(grant);
-        self.is_asleep.fetch_or(is_accepted, Ordering::Relaxed);
+        self.has_unnoticed.fetch_or(is_accepted, Ordering::Relaxed);
         is_accepted
     }
 
     /// Makes the thread notice that the journal has accepted grants, if it has since the last call.
     pub fn wake(&self) {
-        if self.is_asleep.load(Ordering::Relaxed) && self.is_asleep.swap(false, Ordering::Relaxed) {
+        if self.has_unnoticed.load(Ordering::Relaxed) && self.has_unnoticed.swap(false, Ordering::Relaxed) {
             self.more.notify_one();
         }
     }
@@ -149,6 +149,17 @@ impl Lines {
     /// Takes back grants that could not be recorded. The thread tries again later.
     pub fn put_back(&self, grants: Vec<Journaled>) {
         self.lock().journaled.put_back(grants);
+    }
+
+    /// Ends the queues when their thread has ended, also by a panic. Callers whose work is still queued get an error,
+    /// because their channels are dropped.
+    pub fn abandon(&self) {
+        let mut queue = self.lock();
+        queue.ends = true;
+        queue.turns.clear();
+        let left = std::mem::take(&mut queue.lines);
+        drop(queue);
+        drop(left);
     }
 
     /// Makes the thread end once no work is queued.

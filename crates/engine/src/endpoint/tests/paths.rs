@@ -320,7 +320,7 @@ fn nobody_keeps_an_endpoint_on_a_dead_path_by_made_up_answers() {
         (0..64).for_each(|bit| forge(&mut world, [10, 0, 0, 2], number ^ 1 << bit));
         forge(&mut world, [10, 0, 0, 3], number);
     }
-    // The same answer with the number of a probe is one.
+    // An answer counts if it has the number of a probe and comes from the probe's receiver.
     world.tick();
     let number = world.number;
     assert!(!world.way().answered);
