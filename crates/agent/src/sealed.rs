@@ -127,8 +127,9 @@ impl Sealed {
         self.seal(maps)
     }
 
-    /// Replaces, in the kernel's table, the entries of the senders who ask for a treatment. `asks` are the bits of
-    /// `Steering::asks`. Adds new entries before it removes old ones, so that no sender's entry is missing in between.
+    /// Makes the kernel's table `wishes` contain exactly `wishes`: the senders who ask for a treatment (authentication
+    /// or encryption in a sealed tunnel). `asks` are the bits of `Steering::asks`. Adds new entries before it removes
+    /// old ones, so that no sender's entry is missing in between.
     pub fn ask(&mut self, maps: &Maps, wishes: &[Wished], asks: u32) -> Result<()> {
         for (asker, bits) in wishes {
             maps.wishes.set(asker, bits)?;

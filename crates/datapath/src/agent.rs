@@ -269,7 +269,7 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// Fails if there is no such map, or if its keys or values have another size than the types of the table.
+    /// Fails if there is no such map, or if the size of its keys or values is not that of the types of the table.
     pub fn steered_flows(&self) -> Result<Table<FlowKey, Steered>> {
         self.object.table("steered_flows")
     }
@@ -352,7 +352,7 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// Fails if there is no such map, or if its keys or values have another size than the types of the table.
+    /// Fails if there is no such map, or if the size of its keys or values is not that of the types of the table.
     pub fn keys_taken(&self) -> Result<Table<u64, TakenKey>> {
         self.object.table("keys_taken")
     }

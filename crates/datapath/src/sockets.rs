@@ -50,7 +50,7 @@ pub fn listeners() -> Vec<Listener> {
 }
 
 /// Returns the address to which a socket is bound, from a line of `/proc/net/tcp` or a similar file. Returns `None` if
-/// the socket is in another state than `wanted`.
+/// the socket is not in the state `wanted`.
 fn bound(line: &str, wanted: &str) -> Option<SocketAddr> {
     let mut fields = line.split_whitespace().skip(1);
     let (local, _, state) = (fields.next()?, fields.next()?, fields.next()?);

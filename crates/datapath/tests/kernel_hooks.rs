@@ -196,7 +196,7 @@ fn kernel_changes_the_hook_and_keeps_the_tables() {
         verifier.pin_links().unwrap();
         assert_eq!((mode.hook(), hook::mode(&interface).is_ok()), (hook, hook == Hook::Xdp));
         assert!(hook == Hook::Xdp || mode.name() == supported_attachment().name(), "{mode:?}");
-        assert_ne!(mode, Mode::Generic, "a virtual cable has XDP");
+        assert_ne!(mode, Mode::Generic, "a veth interface has XDP");
         assert_eq!(pins.links(), ["eth0.5"]);
         if round == 0 {
             verifier.flows.insert(&key, &wire::map::Flow { handle: 9, ..wire::map::Flow::default() }).unwrap();

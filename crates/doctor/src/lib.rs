@@ -33,8 +33,8 @@ const EXAMPLES: &str = "Examples:
 ///
 /// Loads the programs of verifier and agent, but does not attach them. Attaches a program that passes every packet to
 /// each given interface for a moment, unless the interface has an XDP program already. Meanwhile, some network cards
-/// pause, and generic XDP turns off the card's merging of received packets. For other interfaces, asks only the driver.
-/// Must be run as root. Exit code 1 if something is missing.
+/// pause, and generic XDP turns off the card's merging of received packets (LRO and hardware GRO). For other
+/// interfaces, asks only the driver. Must be run as root. Exit code 1 if something is missing.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {

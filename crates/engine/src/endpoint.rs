@@ -30,7 +30,8 @@ const OPEN_MAX: usize = 64;
 const QUEUED_MAX: usize = 4;
 /// Number of seconds after a denial during which the endpoint does not repeat the request.
 pub const REFUSED_FOR: u32 = 5;
-/// A segment in use is renewed when its remaining lifetime is at most this number of seconds.
+/// The endpoint renews a segment that ends within this number of seconds, if a packet has used the segment within the
+/// same number of seconds.
 pub const RENEWED_BEFORE: u32 = 30;
 
 const ETHERNET_LEN: usize = 14;
@@ -218,10 +219,10 @@ impl Endpoint {
         Some(action)
     }
 
-    /// Requests a new segment in place of a segment that is in use and ends soon. Packets use the old segment until the
-    /// authority has answered. A segment for answers is replaced only if `consent` finds a received segment that ends
-    /// later and permits answers. It is replaced before it ends soon, if its receiver now sends under another segment:
-    /// this may take another path.
+    /// Requests a new segment in place of a segment that is in use and ends soon ([`RENEWED_BEFORE`]). Packets use the
+    /// old segment until the authority has answered. The endpoint replaces a segment for answers only if `consent`
+    /// finds a received segment that ends later and permits answers. It replaces such a segment earlier if the
+    /// segment's receiver now sends under another segment, because this may take another path.
     pub fn renew(
         &mut self,
         key: &SegmentKey,

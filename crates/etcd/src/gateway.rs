@@ -225,7 +225,7 @@ fn endpoint(text: &str) -> Result<String> {
         && url.fragment().is_none()
         && url.username().is_empty()
         && url.password().is_none();
-    ensure!(is_plain, "etcd's endpoint `{text}` has another form than https://HOST:PORT");
+    ensure!(is_plain, "etcd's endpoint `{text}` must have the form https://HOST:PORT");
     Ok(url.as_str().trim_end_matches('/').to_owned())
 }
 

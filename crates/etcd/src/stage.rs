@@ -44,8 +44,8 @@ pub struct Plan {
 /// The place where a member runs.
 #[derive(Clone, Debug, Default)]
 pub struct Place {
-    /// Words in front of the command, such as `ip netns exec NAME`. These words must start a program that replaces
-    /// itself by the command, as `ip netns exec` does. Otherwise, the member could not be killed.
+    /// Prefix of the command line, such as `ip netns exec NAME`. The prefix must exec the command, as `ip netns exec`
+    /// does. Otherwise, [`Stage::kill`] would kill the program of the prefix instead of the member.
     pub prefix: Vec<String>,
     /// Address for clients; if `None`, a free loopback address of this stage.
     pub client: Option<SocketAddr>,

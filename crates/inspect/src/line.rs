@@ -12,8 +12,8 @@ pub fn summary(packet: &Packet) -> String {
     format!("{} {from} > {to}{}{flags}", protocol(packet), if flags.is_empty() { "" } else { " " })
 }
 
-/// Formats one end of a packet: its address, and its port if the packet has ports. Returns `None` if `address` is
-/// `None`.
+/// Formats the source or the destination of a packet: `ADDRESS:PORT`, or `ADDRESS` if the packet has no ports. Returns
+/// `None` if `address` is `None`.
 pub fn end(packet: &Packet, address: Option<IpAddr>, port: u16) -> Option<String> {
     address.map(|address| match matches!(packet.protocol, TCP | UDP) && port > 0 {
         true => SocketAddr::new(address, port).to_string(),

@@ -31,8 +31,9 @@ pub enum Error {
     /// None of the SYNs to the destination was answered.
     #[error(
         "{to} did not answer {tries} SYNs with tokens within {} ms. The host may be down; the network may drop SYNs \
-         that carry data (the agent can't help then; try another network); or the verifier dropped the tokens: \
-         `vouchsafe verifier drops` there gives the reason, `no_token` if its `carriers` lack `stream`",
+         that carry data (try another network, or use the agent, which can send the token in other ways); or the \
+         verifier dropped the tokens: `vouchsafe verifier drops` there gives the reason, `no_token` if its `carriers` \
+         lack `stream`",
         waited.as_millis()
     )]
     Silence {

@@ -195,7 +195,11 @@ impl Look {
                 Some(_) => "; current segments stay in use without the daemon (`vouchsafe svtep detach` ends this)",
                 None => "",
             };
-            bail!("no tunnel endpoint listens at {}: is `vouchsafe svtep run` running?{state}", socket.display())
+            bail!(
+                "no tunnel endpoint listens at {}: start `vouchsafe svtep run`, or check `--socket` and \
+                 `--instance`{state}",
+                socket.display()
+            )
         };
         Ok(answer)
     }

@@ -66,8 +66,9 @@ impl Device {
         if let Some(first) = all.first() {
             let program = steer::load(RandomState::new().hash_one(0) as u32)?;
             let mut file = program.as_raw_fd();
-            ioctl(&first.file, TUNSETSTEERINGEBPF, std::ptr::from_mut(&mut file).cast())
-                .with_context(|| format!("cannot set the program that chooses the queues of the device {name:?}"))?;
+            ioctl(&first.file, TUNSETSTEERINGEBPF, std::ptr::from_mut(&mut file).cast()).with_context(|| {
+                format!("cannot set the program that chooses the queues of the TUN device {name:?}")
+            })?;
             first.ask(libc::SIOCSIFMTU as _, |request| request.ifr_ifru.ifru_mtu = mtu as libc::c_int)?;
         }
         Ok(all)
@@ -81,17 +82,18 @@ impl Device {
         let mut request = request(name)?;
         request.ifr_ifru.ifru_flags = flags as libc::c_short;
         ioctl(&file, TUNSETIFF, std::ptr::from_mut(&mut request).cast())
-            .with_context(|| format!("cannot make the device {name:?}"))?;
+            .with_context(|| format!("cannot create the TUN device {name:?}"))?;
         for (what, mut value) in [(TUNSETVNETHDRSZ, VIRTIO_LEN as libc::c_int), (TUNSETVNETLE, 1)] {
-            ioctl(&file, what, std::ptr::from_mut(&mut value).cast())
-                .with_context(|| format!("cannot set the headers of the device {name:?}"))?;
+            ioctl(&file, what, std::ptr::from_mut(&mut value).cast()).with_context(|| {
+                format!("cannot set the size and byte order of the virtio-net headers of the TUN device {name:?}")
+            })?;
         }
         let without_udp = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN;
         // Before Linux 6.2, TUN devices do not segment UDP.
         let joins_datagrams = set_offloads(&file, without_udp | TUN_F_USO4 | TUN_F_USO6).is_ok();
         if !joins_datagrams {
             set_offloads(&file, without_udp)
-                .with_context(|| format!("cannot turn on the offloads of the device {name:?}"))?;
+                .with_context(|| format!("cannot turn on the offloads of the TUN device {name:?}"))?;
         }
         Ok(Self { file, name: name.to_owned(), joins_datagrams })
     }
@@ -102,7 +104,7 @@ impl Device {
         let mut request = request(&self.name)?;
         fill(&mut request);
         ioctl(&socket, what, std::ptr::from_mut(&mut request).cast())
-            .with_context(|| format!("cannot set up the device {:?}", self.name))
+            .with_context(|| format!("cannot set up the TUN device {:?}", self.name))
     }
 
     /// Turns the device on. The caller must have attached its kernel programs to the device before, so that no packet

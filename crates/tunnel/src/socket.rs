@@ -27,7 +27,7 @@ pub struct Socket {
     /// Whether the socket is for both IPv4 and IPv6. If so, it uses IPv4-mapped addresses.
     is_ipv6: bool,
     state: UdpSocketState,
-    /// The paths. All sockets of one service share them, because an ICMP error possibly arrives at another socket than
+    /// The paths. All sockets of one service share them, because an ICMP error possibly arrives at a socket other than
     /// the one that sent the datagram.
     paths: Arc<Mutex<Paths>>,
 }

@@ -1,6 +1,7 @@
 //! The Internet checksum (RFC 1071) of headers, and its incremental update.
 
-/// Adds the 16-bit words in `bytes` to a sum.
+/// Adds `bytes`, padded with zeros, to a sum that is not folded yet, 32 bits at a time. After [`fold`], the result is
+/// the same as with 16-bit words.
 pub fn add(mut sum: u64, bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<4>();
     for word in words {

@@ -120,7 +120,11 @@ impl At {
             return Ok(reply);
         }
         if self.uid.is_some() {
-            bail!("no agent listens at {}, and only an agent has sessions of other users", self.socket.display());
+            bail!(
+                "no agent listens at {}, and only an agent has sessions of other users: start `vouchsafe agent run` as \
+                 root, or check `--socket`",
+                self.socket.display()
+            );
         }
         let session = match self.session.get() {
             Some(session) => session,

@@ -302,7 +302,10 @@ impl Daemon {
             Some(pins) if pins.is_observing() => "; its attached programs keep counting, but drop nothing",
             Some(_) => "; protection stays in force without the daemon (`vouchsafe verifier detach` ends protection)",
         };
-        bail!("no verifier listens at {}: is `vouchsafe verifier run` running?{state}", socket.display())
+        bail!(
+            "no verifier listens at {}: start `vouchsafe verifier run`, or check `--socket` and `--instance`{state}",
+            socket.display()
+        )
     }
 }
 

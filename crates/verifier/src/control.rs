@@ -142,7 +142,7 @@ where
 /// Fails if no daemon listens at `path`, or if the daemon refuses the request or does not answer in time.
 pub async fn ask<T: DeserializeOwned>(path: &Path, request: &Request) -> Result<T> {
     let answer = try_ask(path, request).await?;
-    answer.with_context(|| format!("no verifier listens at {}: is `vouchsafe verifier run` running?", path.display()))
+    answer.with_context(|| format!("no verifier listens at {}: start `vouchsafe verifier run`", path.display()))
 }
 
 /// Sends a request to the daemon that listens at `path`, and returns its answer. Returns `None` if no daemon listens

@@ -33,7 +33,7 @@ pub fn page(status: &Status, drops: &Drops, now: u64) -> Page {
     let packets = |outcomes: &[crate::view::Counter], name| {
         outcomes.iter().map(|one| (label(name, &one.name), one.packets)).collect::<Vec<_>>()
     };
-    page.counters("packets", "Packets that passed, by outcome", packets(&drops.passed, "outcome"));
+    page.counters("packets", "Packets that the verifier accepted, by outcome", packets(&drops.passed, "outcome"));
     page.counters(
         "dropped_packets",
         "Packets that were dropped, or would have been when observing, by drop reason",

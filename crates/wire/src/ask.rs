@@ -337,7 +337,7 @@ pub enum Refusal {
     TooMany = 10,
     /// The authority has no contact with the majority of its cluster.
     NoMajority = 11,
-    /// The request came from another address than the one from which the session got the line.
+    /// The request came from an address other than the one from which the session got the line.
     OtherAddress = 12,
     /// The time in the request is not the present time.
     Stale = 13,

@@ -156,7 +156,7 @@ fn a_person_logs_in_by_device_code_and_somebody_in_no_group_gets_nothing() {
         // In this configuration the ID token contains no groups: the authority has to query the UserInfo endpoint.
         let organisation = Organisation::new(|_| Options { claims_at_userinfo: true, ..Options::default() })?;
         let world = &organisation.world;
-        // The browser is on another machine than the agent, as a device code allows.
+        // The browser is not on the agent's machine. A device code allows this.
         for (person, admitted) in [("mallory", false), ("alice", true)] {
             let browser = Browser::start(&world.network.mallory)?;
             let mut login = world.agent.begin_login(&world.authority, &["--device-code"])?;

@@ -218,9 +218,13 @@ impl Store {
                         listed.push(in_words(&line, word));
                     }
                 }
+                ensure!(
+                    changed.put + changed.removed <= PIECE,
+                    "{named}:{number}: with this line, a batch changes more than {PIECE} entries: name fewer senders \
+                     per line, or replace the whole list with `vouchsafe authority lists import`"
+                );
             }
             let Changed { put, removed } = changed;
-            ensure!(put + removed <= PIECE, "at most {PIECE} entries can change at once");
             ensure!(put + removed > 0, "nothing to change");
             let ends: i64 =
                 store.connection.query_row("SELECT count(*) FROM ends WHERE generation = ?1", [generation], |row| {

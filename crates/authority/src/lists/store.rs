@@ -116,7 +116,7 @@ impl Store {
     /// Opens the file; `None` if nobody has imported a list yet.
     ///
     /// # Errors
-    /// Fails if the file cannot be read, or another version of Vouchsafe made it.
+    /// Fails if the file cannot be read, or if this version of Vouchsafe does not read its format.
     pub fn open(directory: &Directory) -> Result<Option<Self>> {
         let path = path(directory);
         if !path.exists() {
@@ -131,7 +131,11 @@ impl Store {
                 Ok(Some(Self { connection }))
             }
             VERSION => Ok(Some(Self { connection })),
-            other => bail!("{} has format {other}, and this version knows format {VERSION} only", path.display()),
+            other => bail!(
+                "{} has format {other}, but this version of Vouchsafe reads formats 1 to {VERSION} only: use the \
+                 version that wrote it",
+                path.display()
+            ),
         }
     }
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 
 /// Maximum time to wait for verifiers. A verifier needs a tenth of a second. A packet that is lost twice, or a long
-/// table of flows, takes it to two seconds. A verifier that has not confirmed for this long is not waited for again
-/// until it has confirmed, so a verifier that stands still delays one command, not all of them.
+/// table of flows, takes it to two seconds. If a verifier does not confirm within this time, later commands do not wait
+/// for it until it has confirmed. So a verifier that stands still delays one command, not all of them.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 /// Interval at which the wait looks whether streams have closed.
 const LOOK: Duration = Duration::from_millis(100);

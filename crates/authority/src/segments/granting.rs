@@ -56,7 +56,8 @@ pub struct GrantDatagram {
     pub key: LineKey,
     /// The request's counter.
     pub counter: u64,
-    /// Whether the request came from the address from which the session got the line, a short time ago.
+    /// Whether the request came from the address from which the session got the line (its key for requests by UDP),
+    /// within an hour after that.
     pub is_from_opener: bool,
     /// The content of the request.
     pub question: GrantQuestion,

@@ -72,7 +72,8 @@ impl Stage {
         Self::with("").await
     }
 
-    /// Loads an authority as [`Self::new`] does. `settings` is more text for the beginning of its configuration file.
+    /// Loads an authority as [`Self::new`] does, after inserting `settings` (TOML) at the beginning of its
+    /// configuration file.
     pub async fn with(settings: &str) -> Self {
         let room = tempfile::tempdir().unwrap();
         let directory = Directory::at(room.path().join("authority"));

@@ -22,8 +22,8 @@ const MOST_OF_ACCOUNT: u32 = 4096;
 /// those above, because these grants are unexpired for hours. Grants beyond them are recorded for each lease.
 const RENEWABLE_OF_SESSION: u32 = 256;
 const RENEWABLE_OF_ACCOUNT: u32 = 1024;
-/// Number of grants of an account that can be recorded at once. One more can be recorded each second. This bounds the
-/// disk space that an account can take: 100 000 grants with their audit entries take about 50 MB.
+/// Number of grants of an account that can be recorded in a burst. After that, one grant can be recorded each second.
+/// This bounds the disk space that an account can take: 100 000 grants with their audit entries take about 50 MB.
 const RECORDS_AT_ONCE: u64 = 100_000;
 
 /// Number of slots of an account.

@@ -100,13 +100,14 @@ impl Refusal {
 }
 
 impl Database {
-    /// Records a policy, revokes the grants in `forbidden`, and calls `put` to write the policy's file. `addresses`
-    /// returns the addresses of a receiver of the policy by its name. If one of these steps fails, nothing is recorded
-    /// or revoked. If there are more than 10 000 grants, later transactions revoke the rest. Returns the version number.
-    /// A policy with the text of the current version keeps its number.
+    /// Records a policy, revokes the grants in `forbidden`, and calls `put` to write the policy's file, all in one
+    /// transaction: if one of these steps fails, nothing is recorded or revoked. This transaction revokes at most
+    /// 10 000 grants. Later transactions revoke the rest; if one of these fails, the policy stays recorded. `addresses`
+    /// returns the addresses of the receiver with a given name. Returns the version number. If the policy has the text
+    /// of the current version, the number does not change.
     ///
     /// # Errors
-    /// Fails if another version than `after` is in force, `put` failed, or the database cannot be written.
+    /// Fails if a version other than `after` is in force, if `put` fails, or if the database cannot be written.
     pub fn apply_policy(
         &mut self,
         change: &PolicyChange,
@@ -132,7 +133,7 @@ impl Database {
     }
 
     /// Records the policy with which a server starts, unless it is the version that was recorded last. `addresses`
-    /// returns the addresses of a receiver of the policy by its name.
+    /// returns the addresses of the receiver with a given name.
     ///
     /// # Errors
     /// Fails if the database cannot be written.

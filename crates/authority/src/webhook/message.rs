@@ -29,7 +29,7 @@ pub struct Notice {
     pub request: RequestId,
     /// The person who asks.
     pub person: String,
-    /// Name of the receiver.
+    /// Name of the receiver (the protected destination) to which the person asks for access.
     pub receiver: String,
     /// The services in the notation of the policy file: those of the consent if there is one, otherwise those that the
     /// person asks for.

@@ -26,7 +26,7 @@ impl Verifier {
     ///
     /// # Errors
     ///
-    /// Fails if there is no such map, or if its keys or values have another size than `K` or `V`.
+    /// Fails if there is no such map, or if the size of its keys or values is not that of `K` or `V`.
     #[doc(hidden)]
     pub fn table<K, V>(&self, name: &str) -> Result<Table<K, V>>
     where

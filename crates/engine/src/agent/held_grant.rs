@@ -96,7 +96,7 @@ impl HeldGrant {
             Secret::Pair(..) => true,
         };
         if !fits || !grant.prefix.contains(&place.address) {
-            return Err(Unusable::Malformed("the grant is for another destination than the requested one"));
+            return Err(Unusable::Malformed("the grant is not for the requested destination"));
         }
         if !grant.is_good(unix) {
             return Err(Unusable::Over);

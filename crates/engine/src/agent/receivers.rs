@@ -36,13 +36,13 @@ impl Receivers {
         Self { index: services.map(|services| Spans::new(&services)), namesakes, widths: BTreeMap::new(), sealed, all }
     }
 
-    /// Returns the receivers in the authority's order.
+    /// Returns the receivers in the order in which the authority listed them.
     pub fn all(&self) -> &[Receiver] {
         &self.all
     }
 
     /// Returns the receiver to which a destination belongs. If several receivers contain the destination, returns the
-    /// one with the longest prefix; among equal prefixes, the last in the authority's order.
+    /// one with the longest prefix; among equal prefixes, the one that the authority listed last.
     pub fn of(&self, place: &Destination) -> Option<&Receiver> {
         self.all.get(self.number_of(place)?)
     }

@@ -49,7 +49,7 @@ impl Wallet {
         }
     }
 
-    /// Returns the receivers, in the authority's order.
+    /// Returns the receivers in the order in which the authority listed them.
     pub fn receivers(&self) -> &[Receiver] {
         self.receivers.all()
     }

@@ -23,8 +23,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Returns the server of a URL, with the same priority and weight as all others. Returns `None` if the URL's host is
-    /// an address, because SRV records contain names.
+    /// Returns the server of a URL, with priority 0 and weight 1, so that all servers made from URLs are equal. Returns
+    /// `None` if the URL's host is an address, because SRV records contain names.
     pub fn of(url: &AuthorityUrl) -> Option<Self> {
         let (host, port) = url.name_and_port()?;
         Some(Self { host: host.clone(), port, priority: 0, weight: 1 })

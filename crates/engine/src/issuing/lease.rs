@@ -25,8 +25,9 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Returns the turn in the epoch `now` of the grant `number`, whose first epoch is `first`. Returns `None` if the
-    /// grant has no handle in the epoch `now`.
+    /// Returns the [`Turn`] that determines the handle of the grant `number` in the epoch `now`. `first` is the grant's
+    /// first epoch. Returns `None` if `now` is before `first` or [`EPOCHS_MAX`] or more epochs after it, or if `number`
+    /// is not less than [`NUMBERS`].
     pub fn at(number: u32, first: Epoch, now: Epoch) -> Option<Self> {
         let epochs = u32::try_from(now.0.checked_sub(first.0)?).ok()?;
         (epochs < EPOCHS_MAX && number < NUMBERS).then_some(Self { number, epochs })

@@ -13,10 +13,10 @@ use wire::grant::mask;
 /// Time for which a line's holder counts as being at the address from which the holder got the line, in microseconds: an
 /// hour. Somebody else may have the address afterwards.
 const AT_OPENER: u64 = 3600 * 1_000_000;
-/// Number of requests that a line may make at once, and the microseconds until it may make one more.
+/// Number of requests that a line may make in a burst, and the microseconds until it may make one more.
 const OF_LINE: (u64, u64) = (4096, 1000);
-/// Number of requests that all lines of one source (an IPv4 address or an IPv6 /64) together may make at once, and the
-/// microseconds until they may make one more.
+/// Number of requests that all lines of one source (an IPv4 address or an IPv6 /64) together may make in a burst, and
+/// the microseconds until they may make one more.
 const OF_SOURCE: (u64, u64) = (32_768, 25);
 /// Maximum number of sources whose requests are counted at a time; they take some 5 MB.
 const MOST_SOURCES: usize = 65_536;

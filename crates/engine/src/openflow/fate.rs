@@ -1,4 +1,4 @@
-//! The origin of a packet that a switch sent up, and the decision about it.
+//! The origin of a packet that a switch sent up to its controller (packet-in), and the decision about the packet.
 
 use super::message::FlowMod;
 use crate::agent::frame::Frame;

@@ -62,7 +62,7 @@ pub enum Message {
         /// Maximum number of bytes that the switch sends up of a packet that matches no rule.
         miss_send_len: u16,
     },
-    /// A packet that the switch sent up.
+    /// A packet that the switch sent up to its controller.
     PacketIn {
         /// The cookie of the rule that sent the packet up.
         cookie: u64,

@@ -35,8 +35,8 @@ pub struct Household {
     pub others: Option<Subject>,
 }
 
-/// Counters of packets that switches sent up, in total and by decision. [`Self::named`] returns the names that users
-/// see.
+/// Counters of packets that switches sent up to the controller (packet-in), in total and by decision. [`Self::named`]
+/// returns the names that users see.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Number of packets that switches sent up.

@@ -68,7 +68,7 @@ impl FromStr for RequestId {
 pub struct Consent {
     /// The number of the request that the consent answers, or a number of its own.
     pub id: RequestId,
-    /// Name of the receiver.
+    /// Name of the receiver (the protected destination) that the person may reach.
     pub receiver: String,
     /// The services that the person may reach.
     pub services: Vec<Service>,

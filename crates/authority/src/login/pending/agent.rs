@@ -21,8 +21,9 @@ pub const PAGE: &str = "/console/login/agent";
 /// Time limit for a browser to bring the code to the agent's port.
 const CODE_TIME: Duration = Duration::from_secs(60);
 
-/// The origin of an agent's login. The authority observed the source address and the time itself. The names are claims
-/// of the agent, which the authority cannot verify.
+/// The device, local user, machine and address from which an agent requested a login, and the time. The authority
+/// observed the source address and the time itself. The names are claims of the agent, which the authority cannot
+/// verify.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requester {
     /// The name that the agent gives the device.
@@ -74,7 +75,7 @@ pub enum Ending {
 
 /// An agent's login in a browser. Has no `Debug`, because it holds secrets.
 pub struct AgentLogin {
-    /// The origin of the login.
+    /// The device, local user, machine and address from which the agent requested the login, and the time.
     pub requester: Requester,
     port: u16,
     state: String,
@@ -99,7 +100,7 @@ enum Stage {
 
 /// The contents of the page that asks for approval.
 pub struct Question {
-    /// The origin of the login.
+    /// The device, local user, machine and address from which the agent requested the login, and the time.
     pub requester: Requester,
     /// The person in whose name the agent would be logged in.
     pub person: String,
@@ -109,7 +110,7 @@ pub struct Question {
 
 /// The result of a person's answer. Has no `Debug`, because it holds secrets.
 pub struct Answered {
-    /// The origin of the login.
+    /// The device, local user, machine and address from which the agent requested the login, and the time.
     pub requester: Requester,
     /// The person in whose name the agent would be logged in.
     pub person: String,

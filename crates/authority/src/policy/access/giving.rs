@@ -34,7 +34,7 @@ pub enum Term {
 pub struct Giving {
     /// The holder: `alice`, `group:staff` or `tag:managed`.
     pub holder: String,
-    /// Name of the receiver.
+    /// Name of the receiver (the protected destination) that the holder may reach.
     pub receiver: String,
     /// The services in the notation of the policy file. If empty, the consent covers all that one delegation permits.
     pub services: Vec<String>,
@@ -63,7 +63,7 @@ pub struct GivenConsent {
     pub id: String,
     /// The holder.
     pub holder: String,
-    /// Name of the receiver.
+    /// Name of the receiver (the protected destination) that the holder may reach.
     pub receiver: String,
     /// The services in the notation of the policy file.
     pub services: Vec<String>,

@@ -141,7 +141,8 @@ impl JournaledGrants {
         Due::Now(std::mem::take(&mut self.grants))
     }
 
-    /// Takes back grants that could not be recorded. Until they are, the list accepts no others.
+    /// Puts grants that the thread could not record back into the list. The list accepts no new grant until the thread
+    /// has recorded these.
     pub fn put_back(&mut self, mut grants: Vec<Journaled>) {
         grants.append(&mut self.grants);
         grants.iter_mut().for_each(|journaled| journaled.has_waited = true);

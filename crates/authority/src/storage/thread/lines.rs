@@ -146,7 +146,8 @@ impl Lines {
         self.recorded.send_modify(|recorded| *recorded += count as u64);
     }
 
-    /// Takes back grants that could not be recorded. The thread tries again later.
+    /// Puts grants that the thread could not record back into the list of grants to record. The thread tries again
+    /// later.
     pub fn put_back(&self, grants: Vec<Journaled>) {
         self.lock().journaled.put_back(grants);
     }
