@@ -12,7 +12,7 @@ pub(crate) const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duratio
 const STABLE: Duration = Duration::from_secs(10);
 /// Pause before an authority that announced its end is asked again: a restart takes some seconds.
 const RESTART: Duration = Duration::from_secs(5);
-/// Minimum interval between requests to a cluster while none of its authorities answers.
+/// Minimum interval between requests to authorities that failed, while their pauses are not over.
 pub(crate) const PACE: Duration = Duration::from_millis(100);
 /// Time after which a new authority is measured. Processes that end soon measure nothing.
 const FIRST_MEASUREMENT: Duration = Duration::from_secs(5);
@@ -30,8 +30,8 @@ const FRESH: Duration = Duration::from_secs(2);
 pub(crate) enum Turn {
     /// Send the request to this authority.
     Ask(Url),
-    /// Wait for this time, and call [`Choice::next`] again. No authority answers at present, and the client sent a
-    /// request to the last one just now.
+    /// Wait for this time, and ask for the next step again. Only authorities that failed are left, and the client sent
+    /// a request to one of them just now.
     Wait(Duration),
     /// Give up: the caller has already tried every authority.
     Over,
@@ -44,7 +44,7 @@ pub(crate) struct Choice {
     hosts: Vec<Host>,
     /// The index of the authority in use.
     current: usize,
-    /// The earliest time of the next request to a cluster of which no authority answers.
+    /// The earliest time of the next request to an authority that failed, while its pause is not over.
     next_trial: Duration,
 }
 
@@ -184,6 +184,17 @@ impl Choice {
     /// Returns the caller's next step. `tried` contains the authorities that the caller has already asked in the
     /// present call.
     pub fn next(&mut self, tried: &[Url], now: Duration) -> Turn {
+        self.turn(tried, now, false)
+    }
+
+    /// Does what [`Self::next`] does, for a caller whom no authority that answers has helped so far: each of them was
+    /// silent, or has lost the majority. So the caller also asks the authorities that failed, even if their pauses are
+    /// not over: they may have come back.
+    pub fn next_or_failed(&mut self, tried: &[Url], now: Duration) -> Turn {
+        self.turn(tried, now, true)
+    }
+
+    fn turn(&mut self, tried: &[Url], now: Duration, or_failed: bool) -> Turn {
         if let [only] = &self.hosts[..] {
             return if tried.is_empty() { Turn::Ask(only.url.clone()) } else { Turn::Over };
         }
@@ -193,7 +204,11 @@ impl Choice {
         };
         let url = host.url.clone();
         if self.is_alive() {
-            return if host.rank(now) < Rank::Down { Turn::Ask(url) } else { Turn::Over };
+            if host.rank(now) < Rank::Down {
+                return Turn::Ask(url);
+            } else if !or_failed {
+                return Turn::Over;
+            }
         }
         if now < self.next_trial {
             return Turn::Wait(self.next_trial - now);

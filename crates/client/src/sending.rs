@@ -105,13 +105,16 @@ impl Cluster {
         let until = self.now() + TURN_TIME;
         let (mut first, mut tried, mut running) = (first, Vec::new(), Vec::new());
         let mut errors = Errors::default();
-        // Whether another authority may be asked while one is still silent.
-        let mut hedges = false;
+        // Whether another authority may be asked while one is still silent, and how long to wait before that.
+        let (mut hedges, mut pause) = (false, None);
         loop {
             if running.is_empty() {
                 let turn = match first.take() {
                     Some(url) => Turn::Ask(url),
-                    None => self.change(|choice, now| choice.next(&tried, now)),
+                    None => self.change(|choice, now| match errors.unable {
+                        Some(_) => choice.next_or_failed(&tried, now),
+                        None => choice.next(&tried, now),
+                    }),
                 };
                 match turn {
                     Turn::Ask(url) => running.push(self.start(call, url, &mut tried)?),
@@ -124,7 +127,7 @@ impl Cluster {
                 hedges = call.repeats;
             }
             let patience = match &running[..] {
-                [only] if hedges => Some(self.choice().patience(&only.url)),
+                [only] if hedges => Some(pause.take().unwrap_or_else(|| self.choice().patience(&only.url))),
                 _ => None,
             };
             let ended = match patience {
@@ -132,9 +135,10 @@ impl Cluster {
                 None => Some(ended(&mut running).await),
             };
             let Some((url, started, outcome)) = ended else {
-                match self.change(|choice, now| choice.next(&tried, now)) {
+                match self.change(|choice, now| choice.next_or_failed(&tried, now)) {
                     Turn::Ask(url) => running.push(self.start(call, url, &mut tried)?),
-                    Turn::Wait(_) | Turn::Over => hedges = false,
+                    Turn::Wait(wait) => pause = Some(wait),
+                    Turn::Over => hedges = false,
                 }
                 continue;
             };

@@ -271,6 +271,21 @@ fn one_without_a_majority_is_better_than_a_dead_one() {
 }
 
 #[test]
+fn whom_nobody_helps_also_asks_those_that_failed_but_at_a_bounded_pace() {
+    let mut choice = choice(3);
+    [1, 2].iter().for_each(|failed| choice.failed(&url(*failed), secs(1), secs(1)));
+    assert_eq!(choice.next(&[url(0)], secs(1)), Turn::Over, "their pauses are not over");
+    assert_eq!(choice.next_or_failed(&[url(0)], secs(1)), Turn::Ask(url(1)));
+    assert_eq!(choice.next_or_failed(&[url(0), url(1)], secs(1)), Turn::Wait(PACE));
+    assert_eq!(choice.next_or_failed(&[url(0), url(1)], secs(1) + PACE), Turn::Ask(url(2)));
+    assert_eq!(choice.next_or_failed(&[url(0), url(1), url(2)], secs(2)), Turn::Over);
+    choice.answered(&url(2), secs(2), secs(2));
+    for _ in 0..2 {
+        assert_eq!(choice.next_or_failed(&[url(0)], secs(2)), Turn::Ask(url(2)), "it has answered since");
+    }
+}
+
+#[test]
 fn the_named_authority_takes_precedence_over_one_about_as_near() {
     let mut choice = choice(3);
     let mut measure = |times: [u64; 3]| {
