@@ -25,9 +25,10 @@ use wire::ask::{ANSWER_LEN, LineKey, LineNumber, QUESTION_LEN, Question, REPLY_L
 const WAITS: [Duration; 3] = [Duration::from_millis(200), Duration::from_millis(400), Duration::from_millis(800)];
 /// Number of transmissions of a request to an authority in a cluster: another authority can answer it sooner.
 const TRIES_IN_CLUSTER: usize = 2;
-/// Time until the client requests another line, if no answer ever arrived on the last line or if the authority has no
-/// lines.
-const PAUSE: Duration = Duration::from_secs(300);
+/// The first and the longest time until the client requests another line, if no answer ever arrived on the last line.
+/// Each such line doubles the time. An authority that has just started may not answer in time, and a firewall may stop
+/// all datagrams.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(300));
 
 /// The error for an answer that contains no segment for the addresses of the request.
 const NO_SEGMENT: Error = Error::Unusable("the answer contains no valid segment");
@@ -54,6 +55,8 @@ struct Renewal {
 struct State {
     line: Option<Arc<Line>>,
     not_before: Option<Instant>,
+    /// How many lines in a row got no answer at all.
+    unanswered: u32,
     /// The authority that the client used when it last needed a line.
     used: Option<Url>,
 }
@@ -185,7 +188,7 @@ impl Asker {
             Err(error) => {
                 tracing::debug!("there is no line, so requests go over HTTPS: {error}");
                 let is_lasting = matches!(&error, Error::Refused(problem) if problem.status == 404);
-                state.not_before = Some(Instant::now() + if is_lasting { PAUSE } else { WAITS[0] });
+                state.not_before = Some(Instant::now() + if is_lasting { PAUSES.1 } else { WAITS[0] });
             }
         }
         state.line.clone()
@@ -226,8 +229,8 @@ impl Asker {
     }
 
     /// Drops a line on which no answer arrived in time. If the line had worked before, the next request for a segment
-    /// also requests a new line, because the authority may have been restarted. Otherwise no line is requested for
-    /// [`PAUSE`].
+    /// also requests a new line, because the authority may have been restarted. Otherwise no line is requested during a
+    /// [pause](PAUSES).
     async fn give_up(&self, line: &Arc<Line>) {
         let mut state = self.state.lock().await;
         if !state.line.as_ref().is_some_and(|current| Arc::ptr_eq(current, line)) {
@@ -235,12 +238,20 @@ impl Asker {
         }
         state.line = None;
         if line.channel.answered.load(Ordering::Relaxed) {
+            state.unanswered = 0;
             tracing::info!("the authority no longer answers by UDP: the next request and another line go over HTTPS");
         } else {
-            tracing::warn!("the authority does not answer by UDP: requests go over HTTPS for some minutes");
-            state.not_before = Some(Instant::now() + PAUSE);
+            let pause = pause_after(state.unanswered);
+            tracing::warn!("the authority does not answer by UDP: requests go over HTTPS for {} s", pause.as_secs());
+            state.unanswered = state.unanswered.saturating_add(1);
+            state.not_before = Some(Instant::now() + pause);
         }
     }
+}
+
+/// Returns the pause after a line without any answer, if `before` lines before it in a row got none either.
+fn pause_after(before: u32) -> Duration {
+    PAUSES.0.saturating_mul(1_u32.checked_shl(before).unwrap_or(u32::MAX)).min(PAUSES.1)
 }
 
 impl State {
@@ -248,7 +259,7 @@ impl State {
     fn follow(&mut self, used: Url) {
         if self.used.as_ref() != Some(&used) {
             self.line.take_if(|line| line.url != used);
-            self.not_before = None;
+            (self.not_before, self.unanswered) = (None, 0);
             self.used = Some(used);
         }
     }
@@ -358,5 +369,18 @@ fn answer(reply: &[u8; REPLY_LEN], request: &SegmentRequest) -> Result<Issued, E
                 _ => Error::Refused(problem(503)),
             })
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pause_after_lines_without_an_answer_doubles_up_to_five_minutes() {
+        let pauses: Vec<_> = (0..8).map(|before| pause_after(before).as_secs()).collect();
+        assert_eq!(pauses, [5, 10, 20, 40, 80, 160, 300, 300]);
+        assert_eq!(pause_after(31), PAUSES.1);
+        assert_eq!(pause_after(u32::MAX), PAUSES.1);
     }
 }
