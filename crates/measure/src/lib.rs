@@ -176,6 +176,25 @@ impl Figures {
         self.0.insert(name.to_owned(), figure);
     }
 
+    /// Adds a time whose bound is a time as well, and not a ratio: {value, unit, yardstick, noise, bound, verdict, at}. The
+    /// yardstick only tells whether the machine was quiet.
+    #[track_caller]
+    pub fn add_time(&mut self, name: &str, unit: &str, value: f64, yardstick: &Yardstick, bound: Bound) {
+        eprintln!("{name} {} {unit}, yardstick {}", rounded(value), rounded(yardstick.middle));
+        let compared = bound.compare(value);
+        let verdict = compared.as_ref().map(|(_, missed_by)| match *missed_by {
+            _ if yardstick.noise > NOISE_MAX => "too noisy",
+            by if by <= 0.0 => "holds",
+            _ => "missed",
+        });
+        let (bound, at) = (compared.map(|(bound, _)| format!("value {bound}")), here());
+        let figure = json!({
+            "value": rounded(value), "unit": unit, "yardstick": rounded(yardstick.middle),
+            "noise": rounded(yardstick.noise), "bound": bound, "verdict": verdict, "at": at,
+        });
+        self.0.insert(name.to_owned(), figure);
+    }
+
     /// Returns one figure, as it will be printed.
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.0.get(name)
@@ -230,6 +249,18 @@ mod tests {
         let mut figures = Figures::default();
         figures.add("figure", "ns", value, &Yardstick::new(samples.to_vec()), bound);
         figures.get("figure").expect("it was added")["verdict"].clone()
+    }
+
+    #[test]
+    fn a_time_has_no_verdict_if_its_yardstick_moves() {
+        let verdict = |value, samples: [f64; 4]| {
+            let mut figures = Figures::default();
+            figures.add_time("time", "us", value, &Yardstick::new(samples.to_vec()), Bound::AtMost(200.0));
+            figures.get("time").expect("it was added")["verdict"].clone()
+        };
+        let (quiet, noisy) = ([100.0, 101.0, 99.0, 100.0], [100.0, 200.0, 100.0, 200.0]);
+        assert_eq!((verdict(199.0, quiet), verdict(201.0, quiet)), ("holds".into(), "missed".into()));
+        assert_eq!((verdict(199.0, noisy), verdict(201.0, noisy)), ("too noisy".into(), "too noisy".into()));
     }
 
     #[test]
