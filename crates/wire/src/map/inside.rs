@@ -31,7 +31,8 @@ pub struct PoolSlot {
     pub reserved: u32,
 }
 
-/// Key of the table of leases: the person who has an inside address, and the family of the address.
+/// Key of the table `leases`, which holds the inside address that a person had last: the person, and the family of the
+/// address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LeaseKey {
