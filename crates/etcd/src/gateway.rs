@@ -19,7 +19,7 @@ pub const CALL_TIME: Duration = Duration::from_secs(3);
 pub const ATTEMPT_TIME: Duration = Duration::from_millis(700);
 /// Maximum time to wait for the beginning of the answer to a change. The answer to a change that is under way when
 /// etcd's leader ends may never come; the caller then looks the change up.
-const CHANGE_TIME: Duration = Duration::from_millis(1500);
+pub const CHANGE_TIME: Duration = Duration::from_millis(1500);
 /// Pause after all members failed, before the first one is asked again.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Maximum length of an answer. A value of etcd's default maximum of 1.5 MiB takes 2 MiB in base64, and one event of a
@@ -43,6 +43,8 @@ pub struct Call {
     /// Whether it would do harm to carry out the call twice. Such a call is sent to another member only if the previous
     /// member has certainly not carried it out.
     pub once: bool,
+    /// Maximum time to wait for the beginning of a member's answer.
+    pub patience: Duration,
     /// Whether the answer is a stream of which only the first line is needed.
     pub first_line: bool,
     /// Time at which the call fails.
@@ -103,6 +105,12 @@ impl Gateway {
         self.good.store(index, Ordering::Relaxed);
     }
 
+    /// Records that a member did not answer. Another member is then asked first.
+    fn avoid(&self, index: usize) {
+        let next = (index + 1) % self.endpoints.len();
+        let _ = self.good.compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
     /// Sends a call to the members until one of them has answered or the time limit is reached.
     ///
     /// # Errors
@@ -132,7 +140,10 @@ impl Gateway {
                 let why = match failure {
                     Failure::NotApplied(why) => why,
                     Failure::Unclear(why) if !call.once => why,
-                    Failure::Unclear(why) => return Err(Failure::Unclear(format!("{endpoint}: {why}"))),
+                    Failure::Unclear(why) => {
+                        self.avoid(index);
+                        return Err(Failure::Unclear(format!("{endpoint}: {why}")));
+                    }
                     Failure::Refused(why) => return Err(Failure::Refused(format!("{endpoint}: {why}"))),
                     Failure::Full | Failure::TooLong => return Err(failure),
                 };
@@ -153,8 +164,7 @@ impl Gateway {
     /// Sends a call to one member.
     async fn attempt(&self, endpoint: &str, call: &Call) -> Result<Vec<u8>, Failure> {
         let request = self.request(endpoint, call.path).body(call.body.clone());
-        let patience = if call.once { CHANGE_TIME } else { ATTEMPT_TIME };
-        let sent = timeout(patience, request.send()).await.map_err(|_| late(patience))?;
+        let sent = timeout(call.patience, request.send()).await.map_err(|_| late(call.patience))?;
         let response = sent.map_err(|error| failure::of_connection(&error))?;
         let status = response.status();
         // A long answer has the rest of the call's time.
@@ -273,5 +283,10 @@ mod tests {
         gateway.prefer(2);
         let order: Vec<_> = gateway.in_order().map(|(_, endpoint)| endpoint.to_owned()).collect();
         assert_eq!(order, ["http://c:1", "http://a:1", "http://b:1"]);
+        let first = || gateway.in_order().map(|(index, _)| index).next();
+        gateway.avoid(1);
+        assert_eq!(first(), Some(2), "another one has answered since");
+        gateway.avoid(2);
+        assert_eq!(first(), Some(0));
     }
 }

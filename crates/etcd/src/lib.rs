@@ -36,7 +36,7 @@ pub use types::{Compare, Error, KeyValue, MemberStatus, Op, Settings, Txn, TxnRe
 pub use watch::Watch;
 
 use failure::Failure;
-use gateway::{ATTEMPT_TIME, Call, Gateway};
+use gateway::{ATTEMPT_TIME, CHANGE_TIME, Call, Gateway};
 use serde_json::{Value, json};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -126,12 +126,22 @@ impl Etcd {
     /// within the next seconds. If a later transaction changes a key that this transaction compares, and succeeds, this
     /// transaction is not carried out any more.
     pub fn txn(&self, txn: &Txn) -> Result<TxnReply, Error> {
+        self.txn_within(txn, if txn.writes() { CHANGE_TIME } else { ATTEMPT_TIME })
+    }
+
+    /// Carries out a transaction as [`Self::txn`] does, but waits for the beginning of a member's answer for `patience`
+    /// at most.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`Self::txn`] does.
+    pub fn txn_within(&self, txn: &Txn, patience: Duration) -> Result<TxnReply, Error> {
         let length = length(txn);
         if length > MOST_TXN {
             return Err(Error::Refused(format!("a transaction of {length} bytes is longer than {MOST_TXN} bytes")));
         }
         let once = txn.writes();
-        let answer = self.send("/v3/kv/txn", &messages::txn(txn), once, false);
+        let answer = self.send("/v3/kv/txn", &messages::txn(txn), (once, patience), false);
         answer.and_then(|answer| messages::read_txn(&answer)).map_err(|failure| failure.into_error(once))
     }
 
@@ -159,7 +169,7 @@ impl Etcd {
     ///
     /// Fails if etcd can't be reached.
     pub fn keep_alive(&self, lease: i64) -> Result<bool, Error> {
-        let answer = self.send("/v3/lease/keepalive", &json!({"ID": lease.to_string()}), false, true);
+        let answer = self.send("/v3/lease/keepalive", &json!({"ID": lease.to_string()}), (false, ATTEMPT_TIME), true);
         let ttl = answer.and_then(|answer| messages::read_keep_alive(&answer));
         Ok(ttl.map_err(|failure| failure.into_error(false))? > 0)
     }
@@ -236,12 +246,18 @@ impl Etcd {
 
     /// Sends a call that may be carried out twice.
     fn ask(&self, path: &'static str, body: &Value) -> Result<Vec<u8>, Failure> {
-        self.send(path, body, false, false)
+        self.send(path, body, (false, ATTEMPT_TIME), false)
     }
 
-    fn send(&self, path: &'static str, body: &Value, once: bool, first_line: bool) -> Result<Vec<u8>, Failure> {
+    fn send(
+        &self,
+        path: &'static str,
+        body: &Value,
+        (once, patience): (bool, Duration),
+        first_line: bool,
+    ) -> Result<Vec<u8>, Failure> {
         let deadline = Instant::now() + CALL_TIME;
-        let call = Call { path, body: body.to_string().into_bytes(), once, first_line, deadline };
+        let call = Call { path, body: body.to_string().into_bytes(), once, patience, first_line, deadline };
         let (reply, answer) = sync_channel(1);
         let started = self.worker.run(move |gateway: Arc<Gateway>| async move {
             let _ = reply.try_send(gateway.call(&call).await);

@@ -113,6 +113,11 @@ const WAIT: Duration = Duration::from_secs(4);
 /// Time after which a member that waits ends the same turn of another one. After an election in etcd, the lease of a
 /// member that was stopped lives for its whole length again, so its end alone would be too late.
 const STALE: Duration = Duration::from_millis(1500);
+/// Maximum time to wait for each answer of etcd to a request for the turn. Nobody knows whether etcd recorded a request
+/// that got no answer, but the next request finds it out. So the first waits are short: the server of etcd may be cut
+/// off, and another member that was cut off with it may have the turn for [`STALE`]. The later requests are made when etcd
+/// has probably elected another leader.
+const TURN_TIMES: [Duration; 3] = [Duration::from_millis(700), Duration::from_millis(900), Duration::from_millis(1500)];
 /// The shortest and the longest pause between two looks whether the turn is free.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
 
@@ -380,12 +385,13 @@ impl Replica {
     fn take_turn(&mut self) -> Result<Turn> {
         self.log.check_rest()?;
         let deadline = Instant::now() + WAIT;
-        let (mut pause, mut was_unknown) = (PAUSES.0, false);
+        let (mut pause, mut times) = (PAUSES.0, TURN_TIMES.iter());
+        let mut patience = times.next().copied().unwrap_or(WAIT);
         // The turn that somebody else has, and the time at which this member saw it first.
         let mut seen: Option<(i64, Instant)> = None;
         loop {
             let lease = self.lease()?;
-            let mut held = match self.log.take_turn(lease, &self.holder)? {
+            let mut held = match self.log.take_turn(lease, &self.holder, patience)? {
                 Taken::Turn(turn) => return Ok(turn),
                 Taken::Held(revision) => Some(revision),
                 Taken::NoLease => {
@@ -394,11 +400,13 @@ impl Replica {
                 }
                 Taken::Again => None,
                 // If etcd has recorded the turn, the next attempt finds it and gives it back.
-                Taken::Unknown(why) if was_unknown => bail!(Unavailable::now(why)),
-                Taken::Unknown(_) => {
-                    was_unknown = true;
-                    None
-                }
+                Taken::Unknown(why) => match times.next() {
+                    Some(next) => {
+                        patience = *next;
+                        None
+                    }
+                    None => bail!(Unavailable::now(why)),
+                },
             };
             // A request for the turn is a write for etcd, whoever has the turn. So the wait only reads.
             while let Some(revision) = held.filter(|_| Instant::now() < deadline) {

@@ -28,6 +28,8 @@ const SETTLE: Duration = Duration::from_secs(2);
 pub(crate) trait Store: Send + Sync {
     fn get(&self, key: &str) -> Result<Option<KeyValue>, Error>;
     fn txn(&self, txn: &Txn) -> Result<TxnReply, Error>;
+    /// Carries out a transaction, and waits for the beginning of etcd's answer for `patience` at most.
+    fn txn_within(&self, txn: &Txn, patience: Duration) -> Result<TxnReply, Error>;
     fn grant_lease(&self, ttl_seconds: u32) -> Result<i64, Error>;
     fn keep_alive(&self, lease: i64) -> Result<bool, Error>;
 }
@@ -39,6 +41,10 @@ impl Store for Etcd {
 
     fn txn(&self, txn: &Txn) -> Result<TxnReply, Error> {
         Self::txn(self, txn)
+    }
+
+    fn txn_within(&self, txn: &Txn, patience: Duration) -> Result<TxnReply, Error> {
+        Self::txn_within(self, txn, patience)
     }
 
     fn grant_lease(&self, ttl_seconds: u32) -> Result<i64, Error> {
@@ -236,13 +242,14 @@ impl Log {
     }
 
     /// Takes the turn if nobody has it. `holder` begins with the member's name, and is different for each open
-    /// database.
-    pub(super) fn take_turn(&self, lease: i64, holder: &str) -> Result<Taken> {
+    /// database. Waits for etcd's answer for `patience` at most.
+    pub(super) fn take_turn(&self, lease: i64, holder: &str, patience: Duration) -> Result<Taken> {
         self.check_clock()?;
         let (turn, head) = (self.key("turn"), self.key("head"));
         let put = Op::Put { key: turn.clone(), value: holder.into(), lease: Some(lease) };
         let (success, failure) = (vec![put, Op::Get { key: head }], vec![Op::Get { key: turn.clone() }]);
-        let reply = match self.txn(vec![Compare::CreateRevisionIs(turn, 0)], success, failure) {
+        let take = Txn { compare: vec![Compare::CreateRevisionIs(turn, 0)], success, failure };
+        let reply = match self.ask(|store| store.txn_within(&take, patience)) {
             Ok(reply) => reply,
             Err(Error::Refused(why)) if why.contains("lease not found") => return Ok(Taken::NoLease),
             Err(error @ Error::Unknown(_)) => return Ok(Taken::Unknown(error.to_string())),

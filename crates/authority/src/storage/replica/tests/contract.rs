@@ -4,8 +4,8 @@ use super::*;
 use crate::login::Identity;
 use crate::storage::tests::{SESSION, SOURCE, addresses, grant};
 use crate::storage::{
-    AccessVerdict, Account, Asked, AuditEvent, Decided, Issuance, LeaseTerms, Login, NewComplaint, NewRequest,
-    NewService, Operator, Passkey, PolicyChange, Proof, Recorded, ScoreTerms, Session, TokenHash, Walk, Which,
+    AccessVerdict, Account, AuditEvent, Decided, Issuance, LeaseTerms, Login, NewComplaint, NewRequest, NewService,
+    Operator, Passkey, PolicyChange, Proof, Recorded, RequestOutcome, ScoreTerms, Session, TokenHash, Walk, Which,
     session_number,
 };
 use engine::issuing::lease::Turn;
@@ -70,8 +70,8 @@ fn verdict(until: Option<u64>) -> AccessVerdict {
         by: Operator::current(),
         version: 2,
         groups: vec!["staff".into()],
-        asker_groups: Vec::new(),
-        asker_tags: Vec::new(),
+        applicant_groups: Vec::new(),
+        applicant_tags: Vec::new(),
         delegation: "dba".into(),
         label: "policy.toml:1 delegation dba".into(),
         allow: until.map(|until| (vec![engine::model::Service::ALL], until)),
@@ -167,13 +167,13 @@ fn operations() -> Vec<Operation> {
             for (number, session, person) in [(7, [1; 32], "alice"), (8, SESSION, "robot"), (9, [4; 32], "carol")] {
                 let groups = if person == "carol" { vec!["staff".into()] } else { Vec::new() };
                 let request = NewRequest { version: 2, groups, ..access_request(number, session, person) };
-                assert_eq!(database.ask_access(&request, 119).unwrap(), Asked::Done(request_id(number)));
+                assert_eq!(database.ask_access(&request, 119).unwrap(), RequestOutcome::Done(request_id(number)));
             }
         }),
         Box::new(|database| {
             for (number, until, person) in [(7, Some(15_000), "alice"), (8, Some(300), "robot")] {
-                let asker_tags = database.facts_of_person(person).unwrap().tags;
-                let verdict = AccessVerdict { asker_tags, ..verdict(until) };
+                let applicant_tags = database.facts_of_person(person).unwrap().tags;
+                let verdict = AccessVerdict { applicant_tags, ..verdict(until) };
                 let decided = database.decide_access(request_id(number), &verdict, 119).unwrap();
                 assert_eq!(decided, Decided::Done { person: person.into() });
             }

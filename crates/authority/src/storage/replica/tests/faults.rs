@@ -56,6 +56,10 @@ impl Store for Lossy {
         Err(Error::Unknown("no answer".into()))
     }
 
+    fn txn_within(&self, txn: &Txn, _patience: Duration) -> Result<TxnReply, Error> {
+        self.txn(txn)
+    }
+
     fn grant_lease(&self, ttl_seconds: u32) -> Result<i64, Error> {
         self.check()?;
         self.etcd.grant_lease(ttl_seconds)
