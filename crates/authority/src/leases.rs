@@ -89,15 +89,16 @@ struct Entry {
     handle: Handle,
     renewable: LeaseTerms,
     until: u64,
-    announced: Mutex<Option<Latest>>,
+    latest: Mutex<Option<Latest>>,
 }
 
-/// The handle that the verifier was told last.
+/// The handle of the latest lease. Most renewals are in the same epoch as the one before, and need no encryption.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Latest {
     epoch: Epoch,
     half: u32,
-    class: u8,
+    /// The class with which the verifier was told of this handle, if it was told.
+    announced: Option<u8>,
 }
 
 type Table = HashMap<TokenHash, HashMap<Place, Entry>>;
@@ -142,14 +143,14 @@ impl Leases {
     pub fn note_announced(&self, session: &TokenHash, place: &Place, class: u8, handle: Handle, now: u64) {
         let table = self.read();
         let Some(entry) = table.get(session).and_then(|of_session| of_session.get(place)) else { return };
-        let latest = Latest { epoch: Epoch::at(now, self.epoch_length), half: handle.0 as u32, class };
+        let latest = Latest { epoch: Epoch::at(now, self.epoch_length), half: handle.0 as u32, announced: Some(class) };
         // Another grant may have taken the place meanwhile. A note about
         // the earlier one must not make it use the earlier one's half.
         let own = self.turn(&entry.renewable, latest.epoch).map(|turn| self.key.encrypt(turn));
         if own != Some(latest.half) {
             return;
         }
-        *entry.announced.lock().unwrap_or_else(PoisonError::into_inner) = Some(latest);
+        *entry.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(latest);
     }
 
     /// Returns the lease that a request of this session gets at `now`. Returns `None` if the session has no such grant,
@@ -158,12 +159,16 @@ impl Leases {
         let table = self.read();
         let entry = table.get(session)?.get(&wanted.place).filter(|entry| entry.wanted == *wanted)?;
         let epoch = Epoch::at(now, self.epoch_length);
-        let announced = entry.announced.lock().unwrap_or_else(PoisonError::into_inner);
-        let half = match *announced {
-            Some(latest) if latest.epoch == epoch => latest.half,
-            _ => self.key.encrypt(self.turn(&entry.renewable, epoch)?),
+        let mut latest = entry.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        let (half, announced) = match *latest {
+            Some(latest) if latest.epoch == epoch => (latest.half, latest.announced),
+            _ => {
+                let half = self.key.encrypt(self.turn(&entry.renewable, epoch)?);
+                *latest = Some(Latest { epoch, half, announced: None });
+                (half, None)
+            }
         };
-        let is_announced = *announced == Some(Latest { epoch, half, class });
+        let is_announced = announced == Some(class);
         Some(Lease { half, is_announced, length: entry.renewable.lease, until: entry.until })
     }
 
@@ -216,7 +221,7 @@ impl Leases {
     pub fn insert(&self, session: TokenHash, wanted: Wanted<'static>, handle: Handle, of: (LeaseTerms, u64)) {
         let (renewable, until) = of;
         let place = wanted.place;
-        let entry = Entry { wanted, handle, renewable, until, announced: Mutex::default() };
+        let entry = Entry { wanted, handle, renewable, until, latest: Mutex::default() };
         self.write().entry(session).or_default().insert(place, entry);
     }
 
@@ -236,7 +241,7 @@ impl Leases {
             let Resumed { verifier, receiver, rule, sealing, .. } = grant;
             let (verifier, receiver, rule) = (verifier.into(), receiver.into(), rule.into());
             let wanted = Wanted { verifier, receiver, rule, sealing, place };
-            let entry = Entry { wanted, handle, renewable, until, announced: Mutex::default() };
+            let entry = Entry { wanted, handle, renewable, until, latest: Mutex::default() };
             table.entry(session).or_default().insert(place, entry);
         }
     }
