@@ -32,7 +32,7 @@ use engine::openflow::logins::Realm;
 use events::{Connection, Report};
 use ipnet::IpNet;
 use login::Started;
-use organisations::Place;
+use organisations::LoginScope;
 use reach::kept::KeptSession;
 use reach::login::{LoggedIn, Timed, timed};
 use reach::protocol::{Reply, Standing};
@@ -60,7 +60,7 @@ const BATCH: usize = 64;
 
 /// A message to the loop from one of its tasks.
 enum Message {
-    Login(Place, Box<LoggedIn>, oneshot::Sender<Reply>),
+    Login(LoginScope, Box<LoggedIn>, oneshot::Sender<Reply>),
     LoginStarted(u32, Started, Reply, oneshot::Sender<Reply>),
     Grant(Subject, FetchId, Timed<Result<(api::Grant, Way), Error>>),
     Destinations(Subject, u64, Timed<Result<Destinations, Error>>),

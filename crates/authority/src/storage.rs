@@ -36,8 +36,8 @@ mod thread;
 mod verifiers;
 
 pub use access::{
-    AccessEntry, AccessMark, AccessPage, AccessState, Asked, Decided, Given, GivingDelegate, NewConsent, NewConsents,
-    NewRequest, Unexamined, Verdict as AccessVerdict, random_number,
+    AccessEntry, AccessMark, AccessPage, AccessState, Decided, Given, GivingDelegate, NewConsent, NewConsents,
+    NewRequest, RequestOutcome, Unexamined, Verdict as AccessVerdict, random_number,
 };
 pub use accounts::{Account, AccountEntry, SecondFactor};
 pub use audit::chain::{AuditHash, Head, NotedHead, Trail, Verdict};

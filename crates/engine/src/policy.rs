@@ -5,7 +5,6 @@
 //! Of the matching rules, the rule with the highest priority decides. Among rules of equal priority, the last one in
 //! the file decides. If no rule matches, the policy denies.
 
-mod asker;
 mod compile;
 pub mod delegation;
 pub mod diff;
@@ -15,6 +14,7 @@ pub mod holder;
 mod index;
 pub mod lists;
 pub mod networks;
+mod notation;
 pub mod preference;
 mod reach;
 mod request;
@@ -25,10 +25,10 @@ mod text;
 mod trace;
 mod window;
 
-pub use asker::{Asker, destination};
 pub use compile::{Compiled, TooLarge};
 pub use expectation::{Expectation, Failure, Outcome};
 pub use explain::{Explanation, place, service};
+pub use notation::{OwnedSubject, destination};
 pub use request::{Request, Subject};
 pub use scope::Scope;
 pub use text::{MOST_TEXT, name_is_valid, parse_service};

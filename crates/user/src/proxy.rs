@@ -11,7 +11,7 @@ use crate::at::Using;
 use crate::copy;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use greeting::{Asked, Verdict};
+use greeting::{ProxyRequest, Verdict};
 use nix::unistd::Uid;
 use reach::{Error, Session, Timeouts};
 use shell::println;
@@ -78,13 +78,13 @@ pub fn run(arguments: &ProxyArguments) -> Result<ExitCode> {
                 continue;
             }
         };
-        let Some(place) = Place::take(&open) else {
+        let Some(permit) = ConnectionPermit::take(&open) else {
             tracing::warn!("{CONNECTIONS_MAX} connections are open: another one was closed");
             continue;
         };
         let session = session.clone();
         let serve = move || {
-            let _place = place;
+            let _place = permit;
             if let Err(error) = serve(client, &session, timeouts) {
                 tracing::debug!("{error:#}");
             }
@@ -96,16 +96,16 @@ pub fn run(arguments: &ProxyArguments) -> Result<ExitCode> {
 }
 
 /// One of the connections that may be open at the same time; released on drop.
-struct Place(Arc<AtomicUsize>);
+struct ConnectionPermit(Arc<AtomicUsize>);
 
-impl Place {
+impl ConnectionPermit {
     fn take(open: &Arc<AtomicUsize>) -> Option<Self> {
-        let place = Self(open.clone());
-        (open.fetch_add(1, Ordering::Relaxed) < CONNECTIONS_MAX).then_some(place)
+        let permit = Self(open.clone());
+        (open.fetch_add(1, Ordering::Relaxed) < CONNECTIONS_MAX).then_some(permit)
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -120,7 +120,7 @@ fn serve(mut client: TcpStream, session: &Session, timeouts: Timeouts) -> Result
     }
     client.set_read_timeout(Some(PATIENCE))?;
     client.set_write_timeout(Some(PATIENCE))?;
-    let Some(Asked { host, port, form }) = greeting::read(&mut client)? else { return Ok(()) };
+    let Some(ProxyRequest { host, port, form }) = greeting::read(&mut client)? else { return Ok(()) };
     let host_stream = match session.connect(&host, port, timeouts) {
         Ok(stream) => stream,
         Err(error) => {

@@ -174,14 +174,14 @@ pub fn envelope(datagram: &[u8]) -> Option<Envelope> {
 
 /// The content of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked<'a> {
+pub enum AnyQuestion<'a> {
     /// The client requests a segment.
     Segment(Question<'a>),
     /// The client requests a grant.
     Grant(GrantQuestion),
 }
 
-impl<'a> Asked<'a> {
+impl<'a> AnyQuestion<'a> {
     /// Parses the sealed part of a request. Returns `None` if it is not a valid question. Every question has exactly
     /// one encoding.
     pub fn decode(bytes: &'a [u8; QUESTION_LEN]) -> Option<Self> {

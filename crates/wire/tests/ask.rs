@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use wire::Vni;
 use wire::ask::grant::{GrantAnswer, GrantQuestion, GrantReply, NAMES_MAX, TunnelTerms};
 use wire::ask::{
-    ANSWER_LEN, Asked, GIVEN_MAX, GivenReply, LineKey, LineNumber, NAME_MAX, OPTION_MAX, QUESTION_LEN, Question,
+    ANSWER_LEN, AnyQuestion, GIVEN_MAX, GivenReply, LineKey, LineNumber, NAME_MAX, OPTION_MAX, QUESTION_LEN, Question,
     REPLY_LEN, REQUEST_LEN, Refusal, Reply, TEXT_MAX, envelope,
 };
 use wire::geneve::{ENCAPSULATION_MAX, HEADER_LEN};
@@ -134,7 +134,7 @@ fn requests_for_grants_are_as_others_make_them() {
         };
         let plain = question.encode().expect("it can be asked");
         assert_eq!(plain[..], bytes(&case, "question"), "{case}");
-        assert_eq!(Asked::decode(&plain), Some(Asked::Grant(question)));
+        assert_eq!(AnyQuestion::decode(&plain), Some(AnyQuestion::Grant(question)));
         assert_eq!(Question::decode(&plain), None, "it is no request for a segment");
         let (line, counter) = (LineNumber(number(&case, "line")), number(&case, "counter"));
         let mut request = key(&case).seal_request(line, counter, &plain).expect("it is sealed");
@@ -241,7 +241,7 @@ fn a_request_that_is_none_or_not_the_lines_own_or_senseless_is_told_apart() {
             None => "not_ours",
             Some(envelope) => match key(&case).open_request(envelope, &mut datagram) {
                 None => "forged",
-                Some(question) => Asked::decode(question).map_or("malformed", |_| "asked"),
+                Some(question) => AnyQuestion::decode(question).map_or("malformed", |_| "asked"),
             },
         };
         assert_eq!(outcome, text(&case, "outcome"), "{case}");
@@ -360,7 +360,7 @@ proptest! {
     ) {
         let question = GrantQuestion { to: Destination { address, protocol, port }, consented, time };
         let mut plain = question.encode().expect("it can be asked");
-        prop_assert_eq!(Asked::decode(&plain), Some(Asked::Grant(question)));
+        prop_assert_eq!(AnyQuestion::decode(&plain), Some(AnyQuestion::Grant(question)));
         plain[change.0] ^= change.1;
         if let Some(read) = GrantQuestion::decode(&plain) {
             prop_assert_eq!(read.encode(), Some(plain), "one form only");

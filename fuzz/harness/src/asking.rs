@@ -4,7 +4,7 @@ use engine::issuing::lines::{Lines, Unanswered};
 use engine::model::Given;
 use std::net::{IpAddr, Ipv4Addr};
 use wire::ask::grant::GrantAnswer;
-use wire::ask::{Asked, LineKey, LineNumber, QUESTION_LEN, REPLY_LEN, Reply, envelope};
+use wire::ask::{AnyQuestion, LineKey, LineNumber, QUESTION_LEN, REPLY_LEN, Reply, envelope};
 use wire::{Ends, ProofKey, Vni};
 
 /// Number of the line in the published vectors.
@@ -17,9 +17,9 @@ pub fn ask(input: &[u8]) {
     asked(input);
     let key = || LineKey::new(std::array::from_fn(|index| index as u8));
     if let Some(plain) = padded::<QUESTION_LEN>(input) {
-        let encoded = match Asked::decode(&plain) {
-            Some(Asked::Segment(question)) => question.encode(),
-            Some(Asked::Grant(question)) => question.encode(),
+        let encoded = match AnyQuestion::decode(&plain) {
+            Some(AnyQuestion::Segment(question)) => question.encode(),
+            Some(AnyQuestion::Grant(question)) => question.encode(),
             None => Some(plain),
         };
         assert_eq!(encoded, Some(plain), "one form only");

@@ -1,7 +1,7 @@
 //! The commands of users and their answers: state, grants and rules.
 
 use super::login::At;
-use super::organisations::Place;
+use super::organisations::LoginScope;
 use super::{Daemon, Waiter, used};
 use crate::control::Command;
 use crate::metrics::Snapshot;
@@ -23,24 +23,24 @@ impl Daemon {
     pub(super) fn command(&mut self, command: Command) {
         let Command { uid, organisation, networks, call, reply } = command;
         let subject = Subject::of_user(uid);
-        let place = Place { uid, organisation, networks };
+        let scope = LoginScope { uid, organisation, networks };
         let answer = match call {
             Call::Login { authority: url, ca, person, password, totp, device } => {
                 let login = api::Login { person, password, totp, device };
-                return self.login(At { url, ca, place }, login, reply);
+                return self.login(At { url, ca, scope }, login, reply);
             }
-            Call::LoginMethods { authority: url, ca } => return self.login_methods(At { url, ca, place }, reply),
+            Call::LoginMethods { authority: url, ca } => return self.login_methods(At { url, ca, scope }, reply),
             Call::StartLogin { authority: url, ca, device, way } => {
-                return self.start_login(At { url, ca, place }, device, way, reply);
+                return self.start_login(At { url, ca, scope }, device, way, reply);
             }
             Call::FinishLogin { callback } => return self.finish_login(uid, callback, reply),
             Call::ServiceLogin { authority: url, ca, key, device } => {
-                return self.service_login(At { url, ca, place }, key, device, reply);
+                return self.service_login(At { url, ca, scope }, key, device, reply);
             }
-            Call::Logout { forget } => return self.logout(&place, forget, reply),
+            Call::Logout { forget } => return self.logout(&scope, forget, reply),
             Call::Explain { address, protocol, port } => {
-                let place = Destination { address: address.to_canonical(), protocol, port };
-                return self.explain(subject, place, false, reply);
+                let to = Destination { address: address.to_canonical(), protocol, port };
+                return self.explain(subject, to, false, reply);
             }
             Call::Rungs { address, protocol, port } => {
                 let to = Destination { address: address.to_canonical(), protocol, port };
@@ -111,12 +111,12 @@ impl Daemon {
         Reply::Done { text }
     }
 
-    pub(super) fn explain(&mut self, subject: Subject, place: Destination, asked: bool, reply: oneshot::Sender<Reply>) {
+    pub(super) fn explain(&mut self, subject: Subject, to: Destination, asked: bool, reply: oneshot::Sender<Reply>) {
         // The client may have closed its connection; then its answer is not needed.
         self.waiters.retain(|waiter| !waiter.reply.is_closed());
-        let standing = match self.agent.want(now(), subject, place) {
+        let standing = match self.agent.want(now(), subject, to) {
             agent::Standing::Requested(fetch) => {
-                return self.waiters.push(Waiter { fetch, subject, place, since: now(), reply });
+                return self.waiters.push(Waiter { fetch, subject, place: to, since: now(), reply });
             }
             agent::Standing::NotLoggedIn => {
                 let _ = reply.send(refused("not_logged_in", "nobody is logged in: run `vouchsafe login`".to_owned()));
@@ -126,7 +126,7 @@ impl Daemon {
             agent::Standing::Withheld(rule) => Standing::Withheld { rule },
             agent::Standing::Denied(why) => Standing::Denied { why },
             agent::Standing::Granted(view) => {
-                let holder = self.agent.holder(&subject.slot(&place)).unwrap_or(subject);
+                let holder = self.agent.holder(&subject.slot(&to)).unwrap_or(subject);
                 Standing::Granted { asked, grant: Grant::from(&*view), now: self.agent.unix(now(), holder) }
             }
             agent::Standing::Missing => Standing::Failed {

@@ -4,7 +4,7 @@
 //! keeps the state between the two. Only the daemon knows the code verifier, so nobody else can use the browser's
 //! callback.
 
-use super::organisations::Place;
+use super::organisations::LoginScope;
 use super::territory::Limits;
 use super::{Daemon, Message};
 use api::{self, Callback, LoggedOut, LoginOutcome, ServiceKey};
@@ -30,7 +30,7 @@ pub(super) struct At {
     pub ca: Option<String>,
     /// The user who logs in, and the organisation. The daemon runs as root, but makes the connection to the authority
     /// on behalf of this user. Otherwise, the packets of the connection would carry root's tokens.
-    pub place: Place,
+    pub scope: LoginScope,
 }
 
 /// A login with an identity provider that a user has started. Has no `Debug` because it contains a secret.
@@ -51,9 +51,9 @@ struct Permitted {
 
 impl Permitted {
     fn authority(&self) -> Result<Authority, Error> {
-        let At { url, ca, place } = &self.at;
+        let At { url, ca, scope } = &self.at;
         let ca = ca.as_deref().map(str::as_bytes);
-        Authority::of_user(url, ca, (place.uid, self.limits.clone()), &self.name_servers)
+        Authority::of_user(url, ca, (scope.uid, self.limits.clone()), &self.name_servers)
     }
 }
 
@@ -62,9 +62,9 @@ impl Daemon {
     /// from another one. If that is not so, refuses the client's call.
     fn takes(&self, at: At, reply: oneshot::Sender<Reply>) -> Option<(Permitted, oneshot::Sender<Reply>)> {
         if self.settings.may_log_in_to(&at.url) {
-            return match self.plan(&at.place, &at.url) {
+            return match self.plan(&at.scope, &at.url) {
                 Ok(own) => {
-                    let limits = self.territory.limits(at.place.uid, at.place.organisation.as_ref(), own);
+                    let limits = self.territory.limits(at.scope.uid, at.scope.organisation.as_ref(), own);
                     let name_servers = self.settings.resolvers.as_slice().into();
                     Some((Permitted { at, limits, name_servers }, reply))
                 }
@@ -103,7 +103,7 @@ impl Daemon {
     /// Starts a login with an identity provider.
     pub(super) fn start_login(&self, at: At, device: String, way: LoginWay, reply: oneshot::Sender<Reply>) {
         let Some((at, reply)) = self.takes(at, reply) else { return };
-        let (messages, uid) = (self.messages.clone(), at.at.place.uid);
+        let (messages, uid) = (self.messages.clone(), at.at.scope.uid);
         tokio::spawn(async move {
             let answer = async {
                 let (pending, started) = login::start(&at.authority()?, uid, device, way).await?;
@@ -141,7 +141,7 @@ impl Daemon {
     where
         F: Future<Output = Result<LoginOutcome, Error>> + Send,
     {
-        let (messages, place) = (self.messages.clone(), at.at.place.clone());
+        let (messages, scope) = (self.messages.clone(), at.at.scope.clone());
         tokio::spawn(async move {
             let answer = async {
                 let authority = at.authority()?;
@@ -149,25 +149,25 @@ impl Daemon {
                 login::enter(&authority, url, ca, ask(authority.clone())).await
             };
             match answer.await {
-                Ok(Some(done)) => drop(messages.send(Message::Login(place, Box::new(done), reply)).await),
+                Ok(Some(done)) => drop(messages.send(Message::Login(scope, Box::new(done), reply)).await),
                 Ok(None) => drop(reply.send(Reply::LoginPending)),
                 Err(error) => drop(reply.send(refused_by(&error))),
             }
         });
     }
 
-    pub(super) fn logged_in(&mut self, place: &Place, done: LoggedIn, reply: oneshot::Sender<Reply>) {
-        let (LoggedIn { authority, mut kept, time }, uid) = (done, place.uid);
+    pub(super) fn logged_in(&mut self, scope: &LoginScope, done: LoggedIn, reply: oneshot::Sender<Reply>) {
+        let (LoggedIn { authority, mut kept, time }, uid) = (done, scope.uid);
         self.started.remove(&uid);
         // Other logins may have completed since this one began.
-        let networks = match self.plan(place, &kept.authority) {
+        let networks = match self.plan(scope, &kept.authority) {
             Ok(networks) => networks,
             Err((kind, text)) => {
                 tokio::spawn(async move { authority.logout().await });
                 return drop(reply.send(refused(kind, text)));
             }
         };
-        let number = self.kept.entry(uid).or_default().set_networks(place.organisation.as_ref(), networks.clone());
+        let number = self.kept.entry(uid).or_default().set_networks(scope.organisation.as_ref(), networks.clone());
         let subject = Subject::of_user(uid).in_organisation(number);
         self.agent.set_networks(subject, networks);
         self.note_territory(uid);
@@ -187,7 +187,7 @@ impl Daemon {
         self.agent.sync_clock(subject, time.value, time.requested, time.answered);
         kept.skew = self.agent.skew(subject);
         self.act();
-        let organisation = shown(place.organisation.as_ref());
+        let organisation = shown(scope.organisation.as_ref());
         tracing::info!(uid, organisation, person = kept.person, authority = kept.authority, "logged in");
         let text = format!("logged in to {} as {}", kept.authority, kept.person);
         self.set_session(subject, Some(kept));
@@ -202,17 +202,17 @@ impl Daemon {
     }
 
     /// Ends the session with an organisation. If `forget` is true, also forgets the organisation's networks.
-    pub(super) fn logout(&mut self, place: &Place, forget: bool, reply: oneshot::Sender<Reply>) {
-        let uid = place.uid;
-        let Some(subject) = self.subject(uid, place.organisation.as_ref()) else {
-            let text = format!("you have no organisation {:?}", shown(place.organisation.as_ref()));
+    pub(super) fn logout(&mut self, scope: &LoginScope, forget: bool, reply: oneshot::Sender<Reply>) {
+        let uid = scope.uid;
+        let Some(subject) = self.subject(uid, scope.organisation.as_ref()) else {
+            let text = format!("you have no organisation {:?}", shown(scope.organisation.as_ref()));
             return drop(reply.send(refused("no_organisation", text)));
         };
         self.agent.logout(subject);
         self.forget_tunnels(subject);
         let session = self.set_session(subject, None);
         if forget {
-            self.kept.entry(uid).or_default().forget(place.organisation.as_ref());
+            self.kept.entry(uid).or_default().forget(scope.organisation.as_ref());
             self.agent.set_networks(subject, None);
             self.note_territory(uid);
         }
@@ -225,7 +225,7 @@ impl Daemon {
         });
         let Some(session) = session else {
             let answer = match forget {
-                true => Reply::Done { text: format!("forgot {}", shown(place.organisation.as_ref())) },
+                true => Reply::Done { text: format!("forgot {}", shown(scope.organisation.as_ref())) },
                 false => refused("not_logged_in", "not logged in".to_owned()),
             };
             return drop(reply.send(answer));

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// The organisation that a login or a logout concerns.
 #[derive(Clone)]
-pub(super) struct Place {
+pub(super) struct LoginScope {
     pub uid: u32,
     /// `None` for the user's default organisation.
     pub organisation: Option<OrganisationName>,
@@ -43,8 +43,8 @@ impl Daemon {
     }
 
     pub(super) fn set_session(&mut self, subject: Subject, session: Option<KeptSession>) -> Option<KeptSession> {
-        let place = self.kept.entry(subject.user()).or_default().session_mut(subject.organisation())?;
-        std::mem::replace(place, session)
+        let former = self.kept.entry(subject.user()).or_default().session_mut(subject.organisation())?;
+        std::mem::replace(former, session)
     }
 
     /// Sets the networks of all of a user's organisations after a restart. If a stored network overlaps a network of an
@@ -72,11 +72,11 @@ impl Daemon {
     /// # Errors
     ///
     /// Returns, as the kind and text of a refusal, why the user can't log in to the organisation in this way.
-    pub(super) fn plan(&self, place: &Place, url: &str) -> Result<Option<Vec<IpNet>>, Refusal> {
+    pub(super) fn plan(&self, scope: &LoginScope, url: &str) -> Result<Option<Vec<IpNet>>, Refusal> {
         let nobody = Kept::default();
-        let kept = self.kept.get(&place.uid).unwrap_or(&nobody);
+        let kept = self.kept.get(&scope.uid).unwrap_or(&nobody);
         let known = kept.all().map(|(number, name, networks)| Known { name, networks, session: kept.session(number) });
-        let Place { organisation, networks, .. } = place;
+        let LoginScope { organisation, networks, .. } = scope;
         let wanted = Wanted { organisation: organisation.as_ref(), networks, authority: url };
         joining::plan(&wanted, &known.collect::<Vec<_>>(), &self.settings.organisations)
     }

@@ -14,8 +14,8 @@ use crate::login::Sessions;
 use crate::now;
 use crate::push::events::Push;
 use crate::storage::{
-    AccessEntry, AccessMark, AccessPage, AccessState, AccessVerdict, Asked, Database, Decided, NewRequest, Operator,
-    PersonFacts, Session, Storage, TokenHash, random_number,
+    AccessEntry, AccessMark, AccessPage, AccessState, AccessVerdict, Database, Decided, NewRequest, Operator,
+    PersonFacts, RequestOutcome, Session, Storage, TokenHash, random_number,
 };
 use crate::sync::Synchroniser;
 use crate::webhook::{Notice, Webhooks};
@@ -24,7 +24,7 @@ use api::Requestable;
 use axum::http::StatusCode;
 use engine::document::duration;
 use engine::model::Service;
-use engine::policy::delegation::{Asker, Decider, Delegation, Exceeds, MOST_SERVICES, RequestId};
+use engine::policy::delegation::{Applicant, Decider, Delegation, Exceeds, MOST_SERVICES, RequestId};
 use engine::policy::{Decision, Policy, Request, Subject, parse_service, service};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -171,23 +171,25 @@ impl AccessRequests {
             delegations: request.delegations.clone(),
         };
         let ask = move |database: &mut Database| database.ask_access(&request, now());
-        let notice = move |asked: &Asked| match asked {
+        let notice = move |asked: &RequestOutcome| match asked {
             // Another request may have the number that was drawn.
-            Asked::Done(id) => Some(Notice { request: *id, ..notice }),
+            RequestOutcome::Done(id) => Some(Notice { request: *id, ..notice }),
             _ => None,
         };
         match self.record(&session.person, ask, notice).await? {
-            Asked::Done(id) => {
+            RequestOutcome::Done(id) => {
                 tracing::info!(person = session.person, %id, "asked for access");
                 Ok(id)
             }
-            Asked::SessionEnded => Err(Problem::NotLoggedIn),
-            Asked::Already(id) => {
+            RequestOutcome::SessionEnded => Err(Problem::NotLoggedIn),
+            RequestOutcome::Already(id) => {
                 let why = format!("your request {id} for this receiver waits for a decision: withdraw it to ask again");
                 Err(Problem::Access(StatusCode::CONFLICT, "already_asked", why))
             }
-            Asked::Changed => Err(policy_changed("ask again")),
-            Asked::TooMany(why) => Err(Problem::Access(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", why.into())),
+            RequestOutcome::Changed => Err(policy_changed("ask again")),
+            RequestOutcome::TooMany(why) => {
+                Err(Problem::Access(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", why.into()))
+            }
         }
     }
 
@@ -275,9 +277,9 @@ impl AccessRequests {
     pub async fn longest(&self, delegate: &Subject<'_>, entry: &AccessEntry) -> Option<u32> {
         let services = entry.parsed_services();
         // The decision examines the person's groups and tags.
-        let asker = entry.asker(&[], &[]);
+        let applicant = entry.applicant(&[], &[]);
         let longest = |policy: &Policy| {
-            let own = policy.delegations_for(Decider::Delegate(delegate), asker, &entry.receiver);
+            let own = policy.delegations_for(Decider::Delegate(delegate), applicant, &entry.receiver);
             own.filter(|own| policy.may_cover(own, &entry.receiver, &services)).map(|own| own.lifetime_max).max()
         };
         self.policy.with(longest).await
@@ -289,8 +291,9 @@ impl AccessRequests {
     /// Fails if there is no such request, or the database cannot be read.
     pub async fn request_for(&self, delegate: &Subject<'_>, id: RequestId) -> Result<AccessEntry, Problem> {
         let entry = self.request(delegate.person, id).await?;
-        let (decider, asker) = (Decider::Delegate(delegate), entry.asker(&[], &[]));
-        let is_delegate = |policy: &Policy| policy.delegations_for(decider, asker, &entry.receiver).next().is_some();
+        let (decider, applicant) = (Decider::Delegate(delegate), entry.applicant(&[], &[]));
+        let is_delegate =
+            |policy: &Policy| policy.delegations_for(decider, applicant, &entry.receiver).next().is_some();
         let is_theirs = entry.person != delegate.person && entry.is_current && self.policy.with(is_delegate).await;
         // The answer does not reveal who asks for which receiver.
         if is_theirs { Ok(entry) } else { Err(no_request()) }
@@ -336,11 +339,11 @@ impl AccessRequests {
             let policy = self.policy.read().await;
             let people = vec![delegate.person.clone(), entry.person.clone()];
             let Facts { version, people } = self.facts(people).await?;
-            let Ok([own, of_asker]) = <[PersonFacts; 2]>::try_from(people) else { return Err(no_request()) };
+            let Ok([own, of_applicant]) = <[PersonFacts; 2]>::try_from(people) else { return Err(no_request()) };
             let subject = Subject { groups: &own.groups, ..Subject::person(&delegate.person) };
-            let asker = entry.asker(&of_asker.groups, &of_asker.tags);
+            let applicant = entry.applicant(&of_applicant.groups, &of_applicant.tags);
             let (policy, decider) = (policy.policy(), Decider::Delegate(&subject));
-            let Some(first) = policy.delegations_for(decider, asker, &entry.receiver).next() else {
+            let Some(first) = policy.delegations_for(decider, applicant, &entry.receiver).next() else {
                 // A request that does not exist gets the same answer. So the answer does not reveal who asks for which
                 // receiver.
                 return Err(no_request());
@@ -349,7 +352,7 @@ impl AccessRequests {
                 None => (first, None),
                 Some((services, lifetime)) => {
                     let why = "the delegation does not cover these services, or no longer the person who asks";
-                    let delegation = permitted(policy, decider, asker, &entry.receiver, &services, lifetime, why)?;
+                    let delegation = permitted(policy, decider, applicant, &entry.receiver, &services, lifetime, why)?;
                     (delegation, Some((services, now() + u64::from(lifetime))))
                 }
             };
@@ -360,8 +363,8 @@ impl AccessRequests {
                 by,
                 version,
                 groups: own.groups,
-                asker_groups: of_asker.groups,
-                asker_tags: of_asker.tags,
+                applicant_groups: of_applicant.groups,
+                applicant_tags: of_applicant.tags,
                 delegation,
                 label,
                 allow,
@@ -494,13 +497,13 @@ impl AccessRequests {
 fn permitted<'p>(
     policy: &'p Policy,
     decider: Decider<'p>,
-    asker: Asker<'p>,
+    applicant: Applicant<'p>,
     receiver: &'p str,
     services: &[Service],
     lifetime: u32,
     why: &str,
 ) -> Result<&'p Delegation, Problem> {
-    policy.permitted(decider, asker, receiver, services, lifetime).map_err(|exceeds| {
+    policy.permitted(decider, applicant, receiver, services, lifetime).map_err(|exceeds| {
         let why = match exceeds {
             Exceeds::NotCovered => why.to_owned(),
             Exceeds::TooLong(most) => format!("the delegation allows {} at most", duration(most)),

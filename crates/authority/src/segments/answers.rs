@@ -25,10 +25,10 @@ const SOON: u64 = 300;
 
 /// The sessions to which segments for answers are issued, by account.
 #[derive(Default)]
-pub(super) struct Answerers(Mutex<Known>);
+pub(super) struct Answerers(Mutex<KnownSessions>);
 
 #[derive(Default)]
-struct Known {
+struct KnownSessions {
     sessions: HashMap<String, TokenHash>,
     /// A second, and the number of searches in it.
     searches: (u64, u32),

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use wire::ask::{Asked, GIVEN_MAX, GivenReply, Question, REPLY_LEN, Refusal as Reason, Reply, TEXT_MAX};
+use wire::ask::{AnyQuestion, GIVEN_MAX, GivenReply, Question, REPLY_LEN, Refusal as Reason, Reply, TEXT_MAX};
 
 /// A handle of the thread that answers requests. The thread ends soon after the handle is dropped.
 pub struct Answering {
@@ -142,9 +142,9 @@ impl DatagramService {
         for (index, (datagram, from)) in batches.datagrams().enumerate() {
             let source = from.ip().to_canonical();
             match lines.read(datagram, source, now) {
-                Ok(request) => match request.asked {
-                    Asked::Segment(question) => batch.push(InBatch { index, source, request, question }),
-                    Asked::Grant(question) => {
+                Ok(request) => match request.question {
+                    AnyQuestion::Segment(question) => batch.push(InBatch { index, source, request, question }),
+                    AnyQuestion::Grant(question) => {
                         let LineRequest { holder, key, counter, is_from_opener, .. } = request;
                         grants.push(GrantDatagram { index, from, holder, key, counter, is_from_opener, question });
                     }

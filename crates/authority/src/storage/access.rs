@@ -105,7 +105,7 @@ pub struct NewRequest {
 
 /// The result of asking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum RequestOutcome {
     /// The request was recorded under this number.
     Done(RequestId),
     /// The session has ended.
@@ -132,9 +132,9 @@ pub struct Verdict {
     /// The groups that make the person a delegate.
     pub groups: Vec<String>,
     /// The groups by which the delegation covers the person who asks.
-    pub asker_groups: Vec<String>,
+    pub applicant_groups: Vec<String>,
     /// The tags of devices by which the delegation covers the person who asks.
-    pub asker_tags: Vec<String>,
+    pub applicant_tags: Vec<String>,
     /// Name of the delegation.
     pub delegation: String,
     /// The label of the delegation, for the audit trail.
@@ -174,38 +174,40 @@ impl Database {
     ///
     /// # Errors
     /// Fails if the database cannot be written.
-    pub fn ask_access(&mut self, request: &NewRequest, now: u64) -> Result<Asked> {
+    pub fn ask_access(&mut self, request: &NewRequest, now: u64) -> Result<RequestOutcome> {
         self.write(|transaction| {
             let NewRequest { id, session, person, source, receiver, services, lifetime, reason, .. } = request;
             if !has_session(transaction, session, person, now)? {
                 // The account may have been removed, and somebody else may get its name.
-                return Ok(Asked::SessionEnded);
+                return Ok(RequestOutcome::SessionEnded);
             }
             let known = groups::groups_of(transaction, person)?;
             if policies::version(transaction)? != request.version || known != request.groups {
-                return Ok(Asked::Changed);
+                return Ok(RequestOutcome::Changed);
             }
             let same = "SELECT id FROM access_requests WHERE person = ?1 AND receiver = ?2 AND state = 'open'";
             if let Some(id) = transaction.query_row(same, [person, receiver], |row| row.get(0)).optional()? {
-                return Ok(Asked::Already(number(id)?));
+                return Ok(RequestOutcome::Already(number(id)?));
             }
             let count = |sql: &str, value: &str, since: i64| -> Result<i64> {
                 Ok(transaction.prepare_cached(sql)?.query_row(params![value, since], |row| row.get(0))?)
             };
             let of_person = "SELECT count(*) FROM access_requests WHERE person = ?1 AND state = 'open' AND asked > ?2";
             if count(of_person, person, 0)? >= MOST_OPEN_OF_PERSON {
-                return Ok(Asked::TooMany("you have 8 requests that nobody has decided: withdraw one first"));
+                return Ok(RequestOutcome::TooMany("you have 8 requests that nobody has decided: withdraw one first"));
             }
             // Consents for which the person did not ask don't count.
             let in_day =
                 "SELECT count(*) FROM access_requests WHERE person = ?1 AND asked > ?2 AND delegations IS NOT '[]'";
             if count(in_day, person, now.cast_signed() - DAY)? >= MOST_ASKED_IN_DAY {
-                return Ok(Asked::TooMany("you have made 32 requests in a day: ask again tomorrow"));
+                return Ok(RequestOutcome::TooMany("you have made 32 requests in a day: ask again tomorrow"));
             }
             let of_receiver =
                 "SELECT count(*) FROM access_requests WHERE receiver = ?1 AND state = 'open' AND asked > ?2";
             if count(of_receiver, receiver, 0)? >= MOST_OPEN_OF_RECEIVER {
-                return Ok(Asked::TooMany("256 requests for this receiver wait for a decision: ask again later"));
+                return Ok(RequestOutcome::TooMany(
+                    "256 requests for this receiver wait for a decision: ask again later",
+                ));
             }
             let id = free_number(transaction, *id)?;
             let generation = receivers::generation(transaction, receiver, &request.prefixes)?;
@@ -228,7 +230,7 @@ impl Database {
             )?;
             let event = AuditEvent::new("access_asked").person(person).source(*source).receiver(receiver);
             event.detail(detail(id, &[&texts.join(", "), reason])).write(transaction, now)?;
-            Ok(Asked::Done(id))
+            Ok(RequestOutcome::Done(id))
         })
     }
 
@@ -259,8 +261,8 @@ impl Database {
             }
             let AccessEntry { person, receiver, .. } = entry;
             if allow.is_some()
-                && (groups::groups_of(transaction, &person)? != verdict.asker_groups
-                    || devices::tags_of_person(transaction, &person)? != verdict.asker_tags)
+                && (groups::groups_of(transaction, &person)? != verdict.applicant_groups
+                    || devices::tags_of_person(transaction, &person)? != verdict.applicant_tags)
             {
                 return Ok(Decided::GroupsChanged);
             }

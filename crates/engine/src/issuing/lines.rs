@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use wire::ReplayWindow;
-use wire::ask::{Asked, LineKey, LineNumber, envelope};
+use wire::ask::{AnyQuestion, LineKey, LineNumber, envelope};
 use wire::grant::mask;
 
 /// Time for which a line's holder counts as being at the address from which the holder got the line, in microseconds: an
@@ -52,7 +52,7 @@ pub struct LineRequest<'d, H> {
     /// Whether the request came from the address from which the holder got the line, within an hour after that.
     pub is_from_opener: bool,
     /// The content of the request.
-    pub asked: Asked<'d>,
+    pub question: AnyQuestion<'d>,
 }
 
 /// Reason why a datagram gets no answer.
@@ -151,9 +151,9 @@ impl<H: Copy + Ord> Lines<H> {
             return Err(Unanswered::TooMany);
         }
         line.pace.charge(OF_LINE, now);
-        let asked = Asked::decode(question).ok_or(Unanswered::Malformed)?;
+        let question = AnyQuestion::decode(question).ok_or(Unanswered::Malformed)?;
         let (holder, key, counter) = (line.holder, line.key.clone(), envelope.counter);
-        Ok(LineRequest { holder, key, counter, is_from_opener, asked })
+        Ok(LineRequest { holder, key, counter, is_from_opener, question })
     }
 }
 

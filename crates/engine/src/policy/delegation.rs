@@ -129,7 +129,7 @@ impl FromIterator<(String, Consent)> for Consents {
 /// The person who asks for access, as far as a decision about the request depends on them; or the holder of a consent
 /// for which nobody asks.
 #[derive(Clone, Copy, Debug)]
-pub struct Asker<'a> {
+pub struct Applicant<'a> {
     /// The person, with the groups that they have now, and the tags that any of their devices has now.
     pub subject: Subject<'a>,
     /// Names of the delegations that covered the person when they asked. `None` if this is not known, because an
@@ -291,10 +291,10 @@ impl Policy {
     pub fn delegations_for<'p>(
         &'p self,
         decider: Decider<'p>,
-        asker: Asker<'p>,
+        applicant: Applicant<'p>,
         receiver: &'p str,
     ) -> impl Iterator<Item = &'p Delegation> + 'p {
-        let among = move |name: &String| asker.delegations.is_none_or(|known| known.contains(name));
+        let among = move |name: &String| applicant.delegations.is_none_or(|known| known.contains(name));
         let own = self.delegations_of(decider).filter(move |delegation| among(&delegation.name));
         own.filter(move |delegation| self.concerns(delegation, receiver))
     }
@@ -304,13 +304,14 @@ impl Policy {
     fn delegation_for<'p>(
         &'p self,
         decider: Decider<'p>,
-        asker: Asker<'p>,
+        applicant: Applicant<'p>,
         receiver: &'p str,
         services: &[Service],
     ) -> Option<&'p Delegation> {
         let of = self.receiver(receiver)?;
-        let able = |delegation: &&Delegation| delegation.covers(of, services) && self.still_covers(delegation, asker);
-        self.delegations_for(decider, asker, receiver).filter(able).max_by_key(|delegation| delegation.lifetime_max)
+        let able =
+            |delegation: &&Delegation| delegation.covers(of, services) && self.still_covers(delegation, applicant);
+        self.delegations_for(decider, applicant, receiver).filter(able).max_by_key(|delegation| delegation.lifetime_max)
     }
 
     /// Returns the delegation on which a consent to these services of a receiver rests, for `lifetime` seconds. Every
@@ -322,12 +323,12 @@ impl Policy {
     pub fn permitted<'p>(
         &'p self,
         decider: Decider<'p>,
-        asker: Asker<'p>,
+        applicant: Applicant<'p>,
         receiver: &'p str,
         services: &[Service],
         lifetime: u32,
     ) -> Result<&'p Delegation, Exceeds> {
-        let delegation = self.delegation_for(decider, asker, receiver, services).ok_or(Exceeds::NotCovered)?;
+        let delegation = self.delegation_for(decider, applicant, receiver, services).ok_or(Exceeds::NotCovered)?;
         if lifetime > delegation.lifetime_max {
             return Err(Exceeds::TooLong(delegation.lifetime_max));
         }
@@ -336,9 +337,9 @@ impl Policy {
 
     /// Returns all services of a receiver that one delegation lets `decider` allow. If there are several delegations,
     /// the one with the longest lifetime of consents counts.
-    pub fn delegable(&self, decider: Decider<'_>, asker: Asker<'_>, receiver: &str) -> Vec<Service> {
+    pub fn delegable(&self, decider: Decider<'_>, applicant: Applicant<'_>, receiver: &str) -> Vec<Service> {
         let Some(of) = self.receiver(receiver) else { return Vec::new() };
-        let able = self.delegations_for(decider, asker, receiver).filter(|own| self.still_covers(own, asker));
+        let able = self.delegations_for(decider, applicant, receiver).filter(|own| self.still_covers(own, applicant));
         able.max_by_key(|own| own.lifetime_max).map(|own| own.services_of(of)).unwrap_or_default()
     }
 
@@ -358,9 +359,9 @@ impl Policy {
     /// Reports whether a delegation still covers the person who asked. A decision is about the person, so a tag of any of
     /// their devices counts, and an address counts as it was at the request. Each use of the consent checks the tags and
     /// the address of the device.
-    fn still_covers(&self, delegation: &Delegation, asker: Asker<'_>) -> bool {
-        let has_now = |who: &Who| self.is_among(&asker.subject, std::slice::from_ref(who));
-        let is_known = asker.is_unasked || asker.delegations.is_some();
+    fn still_covers(&self, delegation: &Delegation, applicant: Applicant<'_>) -> bool {
+        let has_now = |who: &Who| self.is_among(&applicant.subject, std::slice::from_ref(who));
+        let is_known = applicant.is_unasked || applicant.delegations.is_some();
         delegation.who().iter().any(|who| match who {
             Who::Address(_) => is_known,
             Who::Tag(_) => is_known && has_now(who),

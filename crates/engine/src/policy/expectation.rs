@@ -1,7 +1,7 @@
 //! Tests in the policy file: they state which decisions the author expects. The authority does not put a policy in
 //! force if one of its tests fails.
 
-use super::{Asker, Compiled, Decision, Policy, Request};
+use super::{Compiled, Decision, OwnedSubject, Policy, Request};
 use crate::model::Treatment;
 use std::fmt;
 use wire::Destination;
@@ -14,7 +14,7 @@ pub struct Expectation {
     /// Name of the test, if it has one.
     pub name: Option<String>,
     /// The subject about which the test asks.
-    pub who: Asker,
+    pub who: OwnedSubject,
     /// The destination about which the test asks.
     pub to: Destination,
     /// The time of the test, Unix seconds.

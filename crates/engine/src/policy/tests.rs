@@ -288,7 +288,7 @@ fn faults_say_what_to_write_and_dont_follow_from_one_another() {
 #[test]
 fn rules_of_a_draft_are_called_by_its_name() {
     let draft = policy().in_file("draft.toml");
-    let asked = Asker { groups: vec!["staff".into()], ..Asker::default() };
+    let asked = OwnedSubject { groups: vec!["staff".into()], ..OwnedSubject::default() };
     let to = destination("203.0.113.10:22").unwrap();
     let text = Compiled::new(draft).unwrap().trace(&Request { subject: asked.subject(), to, now: 0 }).text;
     assert!(text.starts_with("a person in staff ") && text.contains("draft.toml:"), "{text}");

@@ -89,7 +89,7 @@ pub struct LogoutArguments {
 }
 
 /// The authority to log in to, and the device's name.
-struct Place {
+struct LoginTarget {
     at: At,
     authority: String,
     ca: Option<String>,
@@ -134,11 +134,11 @@ pub async fn run(arguments: LoginArguments) -> Result<ExitCode> {
             host.nodename().to_string_lossy().into_owned()
         }
     };
-    let place = Place { at, authority, ca, device };
+    let target = LoginTarget { at, authority, ca, device };
     if let Some(file) = service_key {
-        let Some(every) = every else { return service(&place, &file).await };
+        let Some(every) = every else { return service(&target, &file).await };
         loop {
-            let outcome = service(&place, &file).await;
+            let outcome = service(&target, &file).await;
             let pause = match &outcome {
                 Ok(ExitCode::SUCCESS) => every,
                 _ => every.min(AGAIN),
@@ -150,20 +150,20 @@ pub async fn run(arguments: LoginArguments) -> Result<ExitCode> {
         }
     }
     if device_code {
-        return by_device_code(&place).await;
+        return by_device_code(&target).await;
     }
     if user.is_none() && !password_stdin {
-        let call = Call::LoginMethods { authority: place.authority.clone(), ca: place.ca.clone() };
-        match place.at.call(call).await? {
+        let call = Call::LoginMethods { authority: target.authority.clone(), ca: target.ca.clone() };
+        match target.at.call(call).await? {
             Reply::LoginMethods(methods) => {
                 if methods.provider.is_some() {
-                    return by_browser(&place, !no_open).await;
+                    return by_browser(&target, !no_open).await;
                 }
             }
             other => return unexpected(other),
         }
     }
-    by_password(place, user, password_stdin, totp).await
+    by_password(target, user, password_stdin, totp).await
 }
 
 /// Makes sure that the agent knows organisations: an older one would replace the user's only session.
@@ -200,7 +200,7 @@ pub async fn logout(arguments: LogoutArguments) -> Result<ExitCode> {
 const NO_TERMINAL: &str = "cannot ask for the password without a terminal: use `--password-stdin`";
 
 async fn by_password(
-    place: Place,
+    target: LoginTarget,
     user: Option<String>,
     password_stdin: bool,
     totp: Option<String>,
@@ -216,7 +216,7 @@ async fn by_password(
     } else {
         Zeroizing::new(rpassword::prompt_password("Password: ").ok().context(NO_TERMINAL)?)
     };
-    let Place { at, authority, ca, device } = place;
+    let LoginTarget { at, authority, ca, device } = target;
     let call = |totp| Call::Login {
         authority: authority.clone(),
         ca: ca.clone(),
@@ -235,10 +235,10 @@ async fn by_password(
     }
 }
 
-async fn by_browser(place: &Place, open: bool) -> Result<ExitCode> {
+async fn by_browser(target: &LoginTarget, open: bool) -> Result<ExitCode> {
     let redirect = Redirect::listen().await?;
     let way = LoginWay::Browser { port: redirect.port() };
-    let (url, state, comparison, expires_in) = match start(place, way).await? {
+    let (url, state, comparison, expires_in) = match start(target, way).await? {
         Reply::LoginStarted(LoginStarted::Browser { url, state, comparison, expires_in }) => {
             (url, state, comparison, expires_in)
         }
@@ -251,13 +251,13 @@ async fn by_browser(place: &Place, open: bool) -> Result<ExitCode> {
     }
     let (callback, page) = tokio::select! {
         came = redirect.callback(&state) => came?,
-        ended = refusal(place) => return unexpected(ended?),
+        ended = refusal(target) => return unexpected(ended?),
         () = tokio::time::sleep(Duration::from_secs(expires_in)) => {
             return no("the login did not complete in time: run `vouchsafe login` again");
         }
     };
     // Answer the browser only now, so that it shows the outcome of the login.
-    match place.at.call(Call::FinishLogin { callback: Some(callback) }).await? {
+    match target.at.call(Call::FinishLogin { callback: Some(callback) }).await? {
         Reply::Done { text } => {
             page.welcome(&text).await;
             done(Reply::Done { text })
@@ -272,10 +272,10 @@ async fn by_browser(place: &Place, open: bool) -> Result<ExitCode> {
 
 /// Waits until the login has failed. If the person declines, the browser is not redirected to this machine, so the
 /// client has to ask.
-async fn refusal(place: &Place) -> Result<Reply> {
+async fn refusal(target: &LoginTarget) -> Result<Reply> {
     loop {
         tokio::time::sleep(LOOK).await;
-        match place.at.call(Call::FinishLogin { callback: None }).await? {
+        match target.at.call(Call::FinishLogin { callback: None }).await? {
             Reply::LoginPending => {}
             // The authority may be reachable again before the person has answered.
             Reply::Refused { kind, .. } if kind == "unreachable" => {}
@@ -284,8 +284,8 @@ async fn refusal(place: &Place) -> Result<Reply> {
     }
 }
 
-async fn by_device_code(place: &Place) -> Result<ExitCode> {
-    let (user_code, url, url_with_code, interval, expires_in) = match start(place, LoginWay::DeviceCode).await? {
+async fn by_device_code(target: &LoginTarget) -> Result<ExitCode> {
+    let (user_code, url, url_with_code, interval, expires_in) = match start(target, LoginWay::DeviceCode).await? {
         Reply::LoginStarted(LoginStarted::DeviceCode { user_code, url, url_with_code, interval, expires_in }) => {
             (user_code, url, url_with_code, interval, expires_in)
         }
@@ -299,7 +299,7 @@ async fn by_device_code(place: &Place) -> Result<ExitCode> {
     let until = Instant::now() + Duration::from_secs(expires_in);
     while Instant::now() < until {
         tokio::time::sleep(Duration::from_secs(interval)).await;
-        match place.at.call(Call::FinishLogin { callback: None }).await? {
+        match target.at.call(Call::FinishLogin { callback: None }).await? {
             Reply::LoginPending => {}
             reply => return done(reply),
         }
@@ -307,7 +307,7 @@ async fn by_device_code(place: &Place) -> Result<ExitCode> {
     no("nobody entered the code in time: run `vouchsafe login` again")
 }
 
-async fn service(Place { at, authority, ca, device }: &Place, file: &Path) -> Result<ExitCode> {
+async fn service(LoginTarget { at, authority, ca, device }: &LoginTarget, file: &Path) -> Result<ExitCode> {
     let text = Zeroizing::new(read(file)?);
     let key: ServiceKey = serde_json::from_str(&text).with_context(|| {
         format!("{} is not a key file written by `vouchsafe authority service add`", file.display())
@@ -324,8 +324,8 @@ fn interval(text: &str) -> Result<Duration, String> {
     seconds.map(|seconds| Duration::from_secs(seconds.into())).ok_or_else(|| "a time such as `6h` or `30m`".to_owned())
 }
 
-async fn start(place: &Place, way: LoginWay) -> Result<Reply> {
-    let Place { at, authority, ca, device } = place;
+async fn start(target: &LoginTarget, way: LoginWay) -> Result<Reply> {
+    let LoginTarget { at, authority, ca, device } = target;
     let (authority, ca, device) = (authority.clone(), ca.clone(), device.clone());
     at.call(Call::StartLogin { authority, ca, device, way }).await
 }

@@ -12,7 +12,7 @@ const NO_METHOD: u8 = 0xff;
 
 /// The destination that a client asks for.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct ProxyRequest {
     /// The destination's name or address.
     pub host: String,
     /// The destination's TCP port.
@@ -86,7 +86,7 @@ fn http(status: &str, why: &str) -> Vec<u8> {
 /// # Errors
 ///
 /// Fails if the connection breaks or the message is malformed.
-pub fn read(client: &mut (impl Read + Write)) -> Result<Option<Asked>> {
+pub fn read(client: &mut (impl Read + Write)) -> Result<Option<ProxyRequest>> {
     match byte(client)? {
         SOCKS5 => socks5(client),
         4 => bail!("the client speaks SOCKS4: set it to SOCKS5"),
@@ -94,7 +94,7 @@ pub fn read(client: &mut (impl Read + Write)) -> Result<Option<Asked>> {
     }
 }
 
-fn socks5(client: &mut (impl Read + Write)) -> Result<Option<Asked>> {
+fn socks5(client: &mut (impl Read + Write)) -> Result<Option<ProxyRequest>> {
     let mut methods = vec![0; byte(client)?.into()];
     client.read_exact(&mut methods)?;
     if !methods.contains(&NO_AUTHENTICATION) {
@@ -124,10 +124,10 @@ fn socks5(client: &mut (impl Read + Write)) -> Result<Option<Asked>> {
         client.write_all(&[SOCKS5, 7, 0, 1, 0, 0, 0, 0, 0, 0])?;
         return Ok(None);
     }
-    Ok(Some(Asked { host, port, form: Form::Socks5 }))
+    Ok(Some(ProxyRequest { host, port, form: Form::Socks5 }))
 }
 
-fn connect(client: &mut (impl Read + Write), first: u8) -> Result<Option<Asked>> {
+fn connect(client: &mut (impl Read + Write), first: u8) -> Result<Option<ProxyRequest>> {
     let mut head = vec![first];
     // Read byte by byte, because the bytes after the head belong to the stream.
     while !head.ends_with(b"\r\n\r\n") {
@@ -147,7 +147,7 @@ fn connect(client: &mut (impl Read + Write), first: u8) -> Result<Option<Asked>>
         client.write_all(&http("400 Bad Request", "CONNECT needs HOST:PORT"))?;
         return Ok(None);
     };
-    Ok(Some(Asked { host, port, form: Form::Http }))
+    Ok(Some(ProxyRequest { host, port, form: Form::Http }))
 }
 
 fn split(target: &str) -> Option<(String, u16)> {
@@ -190,7 +190,7 @@ mod tests {
         }
     }
 
-    fn asked(says: &[u8]) -> (Option<Asked>, Vec<u8>, usize) {
+    fn asked(says: &[u8]) -> (Option<ProxyRequest>, Vec<u8>, usize) {
         let mut client = Client { says, hears: Vec::new() };
         let asked = read(&mut client).ok().flatten();
         (asked, client.hears, client.says.len())
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn both_protocols_say_where_to_go_and_keep_what_follows() {
-        let wanted = |host: &str, port, form| Some(Asked { host: host.to_owned(), port, form });
+        let wanted = |host: &str, port, form| Some(ProxyRequest { host: host.to_owned(), port, form });
         let name = b"\x05\x01\x00\x05\x01\x00\x03\x04wiki\x01\xbbTLS";
         assert_eq!(asked(name), (wanted("wiki", 443, Form::Socks5), vec![5, 0], 3));
         let four = b"\x05\x02\x02\x00\x05\x01\x00\x01\xc0\x00\x02\x01\x00\x16";

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use engine::policy::diff::{Change, Kind, TableChange, TableKind, compare, compare_tables};
 use engine::policy::lists::Found;
-use engine::policy::{Asker, Compiled, Request, destination, instant};
+use engine::policy::{Compiled, OwnedSubject, Request, destination, instant};
 use serde::Serialize;
 use shell::table::{Table, count, utc};
 use shell::{print, println};
@@ -425,7 +425,7 @@ fn replay(file: &OneFile, hours: u64, json: bool) -> Result<ExitCode> {
 }
 
 /// Parses `WHO WHAT`, `WHO -> WHAT` or `WHO → WHAT`, given as one argument or as several.
-fn read_question(words: &[String]) -> Result<(Asker, wire::Destination)> {
+fn read_question(words: &[String]) -> Result<(OwnedSubject, wire::Destination)> {
     if words.last().is_some_and(|word| word == "-") {
         bail!("the shell interpreted the `>` of `->`: omit the arrow, or put the query in quotes");
     }
@@ -434,7 +434,7 @@ fn read_question(words: &[String]) -> Result<(Asker, wire::Destination)> {
         .split_once("->")
         .or_else(|| text.split_once(' '))
         .context("no destination: write WHO WHAT, such as `alice 203.0.113.10:22`")?;
-    let who = who.trim().parse::<Asker>().map_err(anyhow::Error::msg)?;
+    let who = who.trim().parse::<OwnedSubject>().map_err(anyhow::Error::msg)?;
     Ok((who, destination(to.trim()).map_err(anyhow::Error::msg)?))
 }
 

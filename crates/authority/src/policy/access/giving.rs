@@ -10,7 +10,7 @@ use crate::storage::{
 use crate::webhook::Notice;
 use axum::http::StatusCode;
 use engine::model::Service;
-use engine::policy::delegation::{Asker, Decider};
+use engine::policy::delegation::{Applicant, Decider};
 use engine::policy::holder::Holder;
 use engine::policy::{Subject, service};
 use serde::{Deserialize, Serialize};
@@ -211,9 +211,9 @@ impl AccessRequests {
             {
                 return Err(refused(nobody(giver, &holder.to_string())));
             }
-            let asker =
-                Asker { subject: holder.subject(&facts.groups, &facts.tags), delegations: None, is_unasked: true };
-            let services = if services.is_empty() { policy.delegable(decider, asker, &receiver) } else { services };
+            let applicant =
+                Applicant { subject: holder.subject(&facts.groups, &facts.tags), delegations: None, is_unasked: true };
+            let services = if services.is_empty() { policy.delegable(decider, applicant, &receiver) } else { services };
             let why = match giver {
                 Giver::Delegate(..) => not_covered(),
                 Giver::Operator { .. } => {
@@ -223,7 +223,7 @@ impl AccessRequests {
             let permitted = if services.is_empty() {
                 Err(Problem::Access(StatusCode::FORBIDDEN, "exceeds_delegation", why))
             } else {
-                permitted(policy, decider, asker, &receiver, &services, lifetime, &why)
+                permitted(policy, decider, applicant, &receiver, &services, lifetime, &why)
             };
             let delegation = permitted.map_err(refused)?;
             let (delegation, label) = (delegation.name.clone(), delegation.label().to_string());

@@ -3,7 +3,7 @@
 use crate::storage::names;
 use anyhow::{Context, Result};
 use engine::model::Service;
-use engine::policy::delegation::{Asker, RequestId};
+use engine::policy::delegation::{Applicant, RequestId};
 use engine::policy::{Subject, parse_service};
 use rusqlite::Row;
 use serde::Serialize;
@@ -101,10 +101,10 @@ fn as_text<S: serde::Serializer>(id: &RequestId, serializer: S) -> Result<S::Ok,
 
 impl AccessEntry {
     /// Returns the person who asks, with these groups and tags, as decisions about the request need them.
-    pub fn asker<'a>(&'a self, groups: &'a [String], tags: &'a [String]) -> Asker<'a> {
+    pub fn applicant<'a>(&'a self, groups: &'a [String], tags: &'a [String]) -> Applicant<'a> {
         let subject = Subject { groups, tags, ..Subject::person(&self.person) };
         let is_unasked = self.is_unasked();
-        Asker { subject, delegations: self.delegations.as_deref().filter(|_| !is_unasked), is_unasked }
+        Applicant { subject, delegations: self.delegations.as_deref().filter(|_| !is_unasked), is_unasked }
     }
 
     /// Reports whether this is a consent that was given without a request.

@@ -49,8 +49,8 @@ fn verdict(session: TokenHash, until: Option<u64>) -> AccessVerdict {
         by: Operator::current(),
         version: 1,
         groups: Vec::new(),
-        asker_groups: Vec::new(),
-        asker_tags: Vec::new(),
+        applicant_groups: Vec::new(),
+        applicant_tags: Vec::new(),
         delegation: "dba".into(),
         label: "policy.toml:1 delegation dba".into(),
         allow: until.map(|until| (vec![parse_service("tcp/22").unwrap()], until)),
@@ -61,7 +61,7 @@ fn verdict(session: TokenHash, until: Option<u64>) -> AccessVerdict {
 pub(super) fn asked(database: &mut Database, receiver: &str, now: u64) -> RequestId {
     let version = policies::version(&database.connection).unwrap();
     match database.ask_access(&NewRequest { version, ..request(receiver) }, now).unwrap() {
-        Asked::Done(id) => id,
+        RequestOutcome::Done(id) => id,
         other => panic!("{other:?}"),
     }
 }
@@ -72,9 +72,9 @@ fn one_person_fills_neither_the_table_nor_the_trail() {
     let mut database = database(&room);
     database.connection.execute("UPDATE sessions SET expires = 200000", []).unwrap();
     let first = asked(&mut database, "r0", 100);
-    assert_eq!(database.ask_access(&request("r0"), 101).unwrap(), Asked::Already(first));
+    assert_eq!(database.ask_access(&request("r0"), 101).unwrap(), RequestOutcome::Already(first));
     let ids: Vec<_> = (1..8).map(|nth| asked(&mut database, &format!("r{nth}"), 100)).collect();
-    let refused = |asked| matches!(asked, Asked::TooMany(_));
+    let refused = |asked| matches!(asked, RequestOutcome::TooMany(_));
     assert!(refused(database.ask_access(&request("r8"), 100).unwrap()), "too many wait for a decision");
     let by = Operator::current();
     for id in ids.into_iter().chain([first]) {
@@ -88,7 +88,7 @@ fn one_person_fills_neither_the_table_nor_the_trail() {
     }
     assert!(refused(database.ask_access(&request("r0"), 103).unwrap()), "too many in a day");
     asked(&mut database, "r0", 102 + 86_400);
-    assert_eq!(database.ask_access(&request("r1"), 10_000_000).unwrap(), Asked::SessionEnded);
+    assert_eq!(database.ask_access(&request("r1"), 10_000_000).unwrap(), RequestOutcome::SessionEnded);
 }
 
 #[test]
@@ -253,15 +253,21 @@ fn a_decision_needs_the_groups_that_were_read() {
     let refusal = AccessVerdict { groups: staff.clone(), ..verdict(session, None) };
     assert_eq!(database.decide_access(id, &refusal, 100).unwrap(), Decided::GroupsChanged);
     // The person who asks leaves the group.
-    let for_member = AccessVerdict { asker_groups: staff.clone(), ..verdict(session, Some(900)) };
+    let for_member = AccessVerdict { applicant_groups: staff.clone(), ..verdict(session, Some(900)) };
     assert_eq!(database.decide_access(id, &for_member, 100).unwrap(), Decided::GroupsChanged);
     // A device of the person loses its tag.
-    let with_tag = AccessVerdict { asker_tags: vec!["managed".into()], ..verdict(session, Some(900)) };
+    let with_tag = AccessVerdict { applicant_tags: vec!["managed".into()], ..verdict(session, Some(900)) };
     assert_eq!(database.decide_access(id, &with_tag, 100).unwrap(), Decided::GroupsChanged);
     assert_eq!(database.access_request(id).unwrap().unwrap().state, AccessState::Open);
     database.set_service_groups("robot", &staff, &by, 100).unwrap();
-    assert_eq!(database.ask_access(&NewRequest { version: 1, ..request("web") }, 100).unwrap(), Asked::Changed);
-    assert_eq!(database.ask_access(&NewRequest { groups: staff, ..request("web") }, 100).unwrap(), Asked::Changed);
+    assert_eq!(
+        database.ask_access(&NewRequest { version: 1, ..request("web") }, 100).unwrap(),
+        RequestOutcome::Changed
+    );
+    assert_eq!(
+        database.ask_access(&NewRequest { groups: staff, ..request("web") }, 100).unwrap(),
+        RequestOutcome::Changed
+    );
     assert!(matches!(database.decide_access(id, &for_member, 101).unwrap(), Decided::Done { .. }));
 }
 

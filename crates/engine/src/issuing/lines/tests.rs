@@ -43,7 +43,7 @@ fn a_request_is_its_holders_and_is_taken_once_from_wherever() {
     let mut lines = lines();
     let mut first = request(1, 1);
     let received = lines.read(&mut first, HOME, 0).unwrap_or_else(|why| panic!("{why:?}"));
-    let Asked::Segment(question) = received.asked else { panic!("{:?}", received.asked) };
+    let AnyQuestion::Segment(question) = received.question else { panic!("{:?}", received.question) };
     assert_eq!((received.holder, received.counter, question.port, question.network), (10, 1, 22, "blue"));
     assert_eq!(received.key.bytes(), key(1).bytes());
     assert_eq!(read(&mut lines, request(2, 1), HOME, 0), Ok(20));
@@ -65,7 +65,7 @@ fn a_request_from_the_lines_own_address_is_told_from_one_with_another_source() {
     ] {
         let mut datagram = key(1).seal_request(LineNumber(1), counter, &question.encode().unwrap()).unwrap();
         let received = lines.read(&mut datagram, source, 0).unwrap_or_else(|why| panic!("{why:?}"));
-        assert_eq!((received.is_from_opener, received.asked), (is_own, Asked::Grant(question)), "{source}");
+        assert_eq!((received.is_from_opener, received.question), (is_own, AnyQuestion::Grant(question)), "{source}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::model::Service;
-use crate::policy::delegation::{Asker, Consent, Consents, Decider, Exceeds, RequestId};
+use crate::policy::delegation::{Applicant, Consent, Consents, Decider, Exceeds, RequestId};
 use crate::policy::holder::Holder;
 use std::num::NonZeroU32;
 
@@ -183,7 +183,7 @@ fn people_ask_and_decide_within_the_delegation_only() {
     assert_eq!(requestable["db"], [service("tcp/5432"), service("udp/500-510")]);
     assert_eq!((requestable.len(), policy.requestable(&eve).len()), (1, 0));
     let chosen = |who, services: &[Service]| {
-        let asker = Asker { subject: alice, delegations: None, is_unasked: false };
+        let asker = Applicant { subject: alice, delegations: None, is_unasked: false };
         policy.permitted(Decider::Delegate(who), asker, "db", services, 60).ok().map(|of| of.name.clone())
     };
     assert_eq!(chosen(&dora, &[service("tcp/5432")]).as_deref(), Some("dba"));
@@ -216,7 +216,7 @@ fn a_consent_rests_on_a_delegation_that_covers_the_person_who_asked() {
     let wanted = [service("tcp/5432")];
     let [alice, dora] = ["alice", "dora"].map(Subject::person);
     let chosen = |asker: Subject<'_>, delegations: Option<&[String]>| {
-        let asker = Asker { subject: asker, delegations, is_unasked: false };
+        let asker = Applicant { subject: asker, delegations, is_unasked: false };
         policy.permitted(Decider::Delegate(&dora), asker, "db", &wanted, 60).ok().map(|of| of.name.clone())
     };
     // The delegation with the longer lifetime is not for alice.
@@ -234,7 +234,7 @@ fn a_consent_rests_on_a_delegation_that_covers_the_person_who_asked() {
     let of_eve = policy.delegations_about(&Subject { groups: &guests, ..eve }, "db", &wanted);
     assert_eq!(of_eve, ["guests"]);
     let no_tag = Policy::parse(&with_guests().replace(", \"tag:managed\"", ""), 3600).unwrap();
-    let asker = Asker { subject: eve, delegations: Some(&of_eve), is_unasked: false };
+    let asker = Applicant { subject: eve, delegations: Some(&of_eve), is_unasked: false };
     let decider = Decider::Delegate(&dora);
     assert_eq!(no_tag.permitted(decider, asker, "db", &wanted, 60), Err(Exceeds::NotCovered));
     assert!(no_tag.delegations_for(decider, asker, "db").next().is_some(), "dora can refuse the request");
@@ -375,7 +375,7 @@ fn consents_without_a_request_are_bounded_by_the_same_delegation() {
     let (wanted, dora, alice) = ([service("tcp/5432")], Subject::person("dora"), Subject::person("alice"));
     let by = |decider, holder: &str, services: &[Service], lifetime| {
         let holder: Holder = holder.parse().unwrap();
-        let asker = Asker { subject: holder.subject(&[], &[]), delegations: None, is_unasked: true };
+        let asker = Applicant { subject: holder.subject(&[], &[]), delegations: None, is_unasked: true };
         policy.permitted(decider, asker, "db", services, lifetime).map(|of| of.name.clone())
     };
     let own = |holder, services: &[Service], lifetime| by(Decider::Delegate(&dora), holder, services, lifetime);
@@ -393,11 +393,11 @@ fn consents_without_a_request_are_bounded_by_the_same_delegation() {
     for (decider, subject) in
         [(Decider::Operator, holder.subject(&[], &[])), (Decider::Operator, Subject::person("eve"))]
     {
-        let asker = Asker { subject, delegations: None, is_unasked: true };
+        let asker = Applicant { subject, delegations: None, is_unasked: true };
         let found = strict.policy().permitted(decider, asker, "db", &wanted, 60);
         assert_eq!(found, Err(Exceeds::NotCovered), "not even an operator exceeds the delegation");
     }
-    let asker = Asker { subject: alice, delegations: None, is_unasked: true };
+    let asker = Applicant { subject: alice, delegations: None, is_unasked: true };
     let all = strict.policy().delegable(Decider::Operator, asker, "db");
     assert_eq!(all, [service("tcp/5432"), service("udp/500-510")]);
 }

@@ -3,7 +3,7 @@
 use super::choice;
 use crate::document::{Fields, Reader, hint, text};
 use crate::model::Treatment;
-use crate::policy::{Asker, Expectation, Outcome, Policy, destination, instant};
+use crate::policy::{Expectation, Outcome, OwnedSubject, Policy, destination, instant};
 use std::collections::BTreeSet;
 use toml::Spanned;
 use toml::de::DeValue;
@@ -72,10 +72,10 @@ pub(super) fn read(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut 
     policy.expectations = expectations;
 }
 
-fn who(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, groups: &BTreeSet<&str>) -> Asker {
-    let mut asker = Asker::default();
+fn who(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, groups: &BTreeSet<&str>) -> OwnedSubject {
+    let mut subject = OwnedSubject::default();
     for word in fields.required_texts(reader, "who") {
-        if let Err(why) = asker.add(word.get_ref()) {
+        if let Err(why) = subject.add(word.get_ref()) {
             reader.fault(word.span(), why);
         } else if let Some(unknown) = word.get_ref().strip_prefix("group:").filter(|name| !groups.contains(name)) {
             let hint = hint(unknown, groups.iter().copied());
@@ -83,11 +83,11 @@ fn who(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, groups: &BTreeSet<&str>
         }
     }
     if let Some(from) = fields.text(reader, "from")
-        && let Err(why) = asker.add(&format!("address:{}", from.get_ref()))
+        && let Err(why) = subject.add(&format!("address:{}", from.get_ref()))
     {
         reader.fault(from.span(), why);
     }
-    asker
+    subject
 }
 
 fn at(reader: &mut Reader<'_>, value: &Spanned<DeValue<'_>>) -> Option<u64> {

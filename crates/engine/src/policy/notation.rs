@@ -11,7 +11,7 @@ use wire::Destination;
 /// The subject of a policy test or of a query to the policy. An empty name stands for a person whom no rule and no
 /// group names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Asker {
+pub struct OwnedSubject {
     /// Name of the person, or empty.
     pub person: String,
     /// Groups that the person has from the login, in addition to those of the policy.
@@ -22,7 +22,7 @@ pub struct Asker {
     pub source: Option<IpAddr>,
 }
 
-impl Asker {
+impl OwnedSubject {
     /// Returns the subject in the form that decisions of the policy need.
     pub fn subject(&self) -> Subject<'_> {
         Subject { person: &self.person, groups: &self.groups, tags: &self.tags, source: self.source }
@@ -55,20 +55,20 @@ impl Asker {
 }
 
 /// Parses words separated by commas. The first word may be a person's name without `person:`.
-impl FromStr for Asker {
+impl FromStr for OwnedSubject {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let mut asker = Self::default();
+        let mut subject = Self::default();
         for (index, word) in text.split(',').map(str::trim).enumerate() {
             let bare = index == 0 && word != "everyone" && name_is_valid(word);
-            if bare { asker.add(&format!("person:{word}"))? } else { asker.add(word)? }
+            if bare { subject.add(&format!("person:{word}"))? } else { subject.add(word)? }
         }
-        Ok(asker)
+        Ok(subject)
     }
 }
 
-impl fmt::Display for Asker {
+impl fmt::Display for OwnedSubject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.subject().fmt(f)
     }
