@@ -341,7 +341,7 @@ impl Kernel {
         }
     }
 
-    /// Returns the interfaces in the form for display.
+    /// Returns the interfaces as the agent displays them.
     pub fn interfaces(&self) -> Vec<protocol::Interface> {
         let shown = self.attached.iter().map(|(interface, done)| protocol::Interface {
             name: interface.name.clone(),

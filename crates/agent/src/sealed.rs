@@ -385,7 +385,7 @@ impl Sealed {
         self.places.remove(&(subject, slot.destination()));
     }
 
-    /// Returns a person's tunnels in the form for display.
+    /// Returns a person's tunnels as the agent displays them.
     pub fn tunnels_of(&self, subject: Subject) -> Vec<Tunnel> {
         let shown = self.running.as_ref().map(|pump| pump.end().show(times())).unwrap_or_default();
         let keys_exported = self.running.as_ref().is_some_and(|pump| pump.end().is_exporting());
@@ -456,7 +456,7 @@ impl Sealed {
         self.queues = queues;
     }
 
-    /// Returns the load of each queue, in the form for display.
+    /// Returns the load of each queue as the agent displays it.
     pub fn queues(&self) -> Vec<TunnelQueue> {
         let loads = self.running.as_ref().map(Pump::loads).unwrap_or_default();
         loads.iter().map(|load| TunnelQueue { sealed: load.sealed, opened: load.opened }).collect()
@@ -506,7 +506,8 @@ impl Sealed {
         Ok(())
     }
 
-    /// Returns the tunnels' device in the form for display, if its thread has ended and could not be started again.
+    /// If the thread of the tunnels' device has ended and could not be started again, returns the device as the agent
+    /// displays it.
     pub fn broken_device(&self) -> Option<reach::protocol::Interface> {
         let trouble = Some(self.trouble.clone()?);
         Some(reach::protocol::Interface { name: DEVICE.to_owned(), attachment: "tunnels".to_owned(), trouble })

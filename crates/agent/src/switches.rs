@@ -216,7 +216,7 @@ impl Switches {
         self.plane.counts().named().into_iter().chain(of_logins)
     }
 
-    /// Returns the switches in the form for display.
+    /// Returns the switches as the agent displays them.
     pub fn shown(&self) -> Vec<protocol::Interface> {
         let shown = self.connections.values().map(|connection| protocol::Interface {
             name: match connection.switch.datapath() {

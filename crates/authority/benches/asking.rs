@@ -142,7 +142,7 @@ fn main() {
         eprintln!("asking: turn {} of {TURNS}", turn + 1);
         let first = (2 * turn * OF_TURN) as u64;
         let requests = sealed(&lines, first, |line| line.segment);
-        // An echo returns the request, in which the counter has another place than in an answer.
+        // An echo returns the request. The counter's offset in a request differs from its offset in an answer.
         echoes.push(measure(echoed, &requests, first, echo_thread, in_request, |_, _, _| {}));
         asked.push(measure(address, &requests, first, answering, in_answer, segment));
         drop(requests);

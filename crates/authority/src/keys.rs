@@ -166,7 +166,7 @@ impl Keyring {
         MasterKeys::parse(bytes).is_ok_and(|other| *other.encode() == *master.encode())
     }
 
-    /// Reports whether the epoch at the time `now`, in Unix seconds, uses another master key in `other` than here.
+    /// Reports whether `self` and `other` have different master keys for the epoch at the time `now`, in Unix seconds.
     pub fn differs_now(&self, other: &MasterKeys, now: u64) -> bool {
         let epoch = Epoch::at(now, self.epoch_length);
         let master = self.master.read().unwrap_or_else(PoisonError::into_inner);

@@ -32,7 +32,7 @@ pub struct Members {
 }
 
 impl Members {
-    /// Returns the URL of the authority in use, and the URLs of all authorities, in the form for display. The first is
+    /// Returns the URL of the authority in use, and the URLs of all authorities, as commands display them. The first is
     /// `None` if there is only one authority.
     pub fn shown(self) -> (Option<String>, Vec<String>) {
         ((!self.all.is_empty()).then_some(self.in_use), self.all)

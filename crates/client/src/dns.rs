@@ -97,7 +97,7 @@ impl<R> Lookup<'_, R> {
         let mut stream = TcpStream::connect(server).await?;
         stream.write_all(&[&u16::try_from(question.len())?.to_be_bytes()[..], question].concat()).await?;
         let size = usize::from(stream.read_u16().await?);
-        ensure!(size <= LONGEST, "the answer is too long: {size} bytes of at most {LONGEST}");
+        ensure!(size <= LONGEST, "the answer is {size} bytes long; the maximum is {LONGEST}");
         let mut bytes = vec![0; size];
         stream.read_exact(&mut bytes).await?;
         (self.answer)(self.domain, id, &bytes).context("the answer is not to this question")

@@ -140,7 +140,7 @@ where
     let errors: Vec<_> = outcomes.into_iter().chain(retried).filter_map(Result::err).collect();
     let count = errors.len();
     match errors.into_iter().next() {
-        Some(error) => Err(error.context(format!("cannot change {count} prefixes"))),
+        Some(error) => Err(error.context(format!("cannot change {count} destination prefixes in the kernel's table"))),
         None => Ok(()),
     }
 }

@@ -77,8 +77,8 @@ pub struct Unsent<'a> {
 pub enum Action {
     /// Ask the authority for a segment, and pass its answer to [`Endpoint::answered`].
     Ask(Wanted, SegmentRequest),
-    /// Ask the authority for a segment together with the segment for the answers, over a way on which an answer has room
-    /// for both, and pass its answer to [`Endpoint::answered`].
+    /// Ask the authority for a segment together with the segment for the answers, and pass its answer to
+    /// [`Endpoint::answered`]. The caller must use a transport whose answers have room for both segments.
     AskBoth(Wanted, SegmentRequest),
     /// Ask the authority for a segment for the tenant's answers. The request shows the received segment, [`Given`].
     /// Pass the authority's answer to [`Endpoint::answered`].

@@ -211,8 +211,8 @@ fn other() -> &'static [u8] {
 #[derive(Clone, Copy)]
 pub struct Wide(());
 
-/// Limits of validity. A packet is valid only if its receiving endpoint and the expiry of its segment are within these
-/// limits.
+/// The receiving endpoints and the expiries that are valid. A packet is valid only if its receiving endpoint is in one
+/// of the networks `endpoints`, and the expiry of its segment is within `expires`.
 #[derive(Clone, Copy)]
 pub struct Limits<'a> {
     /// The endpoints, each as a network and its mask. The first byte of the address is in the lowest bits.
@@ -282,7 +282,8 @@ impl Wide {
     }
 
     /// Checks up to 32 packets. The first result has one bit for each packet, which is set if the packet has the plain
-    /// form and its fields are valid. In the second result, a packet's bit is set if the packet's proof is also right.
+    /// form (see the module `plain`) and its fields are valid. In the second result, a packet's bit is set if the
+    /// packet's proof is also right.
     pub fn verify(self, keys: &Keys<Expanded>, frames: &[&mut [u8]], limits: Limits<'_>) -> (u32, u32) {
         // SAFETY: a `Wide` exists only if the processor has the features.
         unsafe { verify(keys, frames, limits) }

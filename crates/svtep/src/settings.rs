@@ -239,7 +239,7 @@ fn tenants(reader: &mut Reader<'_>, root: &Fields<'_, '_>) -> Vec<Described> {
     let mut all = Vec::new();
     let tables = root.tables(reader, "tenants", "a tenant", TENANT_KEYS);
     if tables.len() > TENANTS_MAX {
-        reader.fault(root.span(), format!("too many tenants: {} of at most {TENANTS_MAX}", tables.len()));
+        reader.fault(root.span(), format!("too many tenants: {}; the maximum is {TENANTS_MAX}", tables.len()));
         return all;
     }
     for fields in tables {

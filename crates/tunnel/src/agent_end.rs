@@ -20,7 +20,7 @@ use wire::{Destination, Token, tail};
 /// Maximum interval, in milliseconds, between tokens in the tunnel's UDP flow (wire.md §4.1).
 const TOKEN_EVERY: Millis = 15_000;
 /// Interval, in milliseconds, between tokens while the verifier does not answer. The first token may have been lost, or
-/// an address translator may have given the flow another port.
+/// a NAT may have given the flow another port.
 const TOKEN_AGAIN: Millis = 250;
 /// Time, in milliseconds, for which the verifier is greeted after a move.
 const GREETS: Millis = 10_000;

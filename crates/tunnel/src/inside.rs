@@ -1,5 +1,5 @@
 //! Inside addresses: the addresses under which servers see the clients of tunnels (wire.md §6.11.4). Two clients behind
-//! different address translators can have the same address, so each client gets an inside address of its own.
+//! different NATs can have the same address, so each client gets an inside address of its own.
 
 use ipnet::IpNet;
 use std::collections::HashMap;

@@ -86,7 +86,9 @@ pub fn keep_address(index: u32, device: &str, address: IpAddr) -> Result<()> {
         request(RTM_NEWROUTE, MAKE, &local(address, index, TABLE_KEPT))?;
         request(RTM_DELROUTE, 0, &local(address, index, TABLE_LOCAL.into())).or_else(ignore(libc::ESRCH))
     };
-    kept().with_context(|| format!("cannot keep the lost address {address} for flows in the tunnel"))
+    kept().with_context(|| {
+        format!("cannot keep {address}, which this machine has lost, on {device} for flows in the tunnel")
+    })
 }
 
 /// Removes an address that [`keep_address`] has assigned. Does nothing if the device no longer has the address.

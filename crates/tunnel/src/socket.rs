@@ -131,7 +131,7 @@ impl Socket {
     ///
     /// # Errors
     ///
-    /// Fails if the kernel does not tell the address.
+    /// Fails if the kernel does not report the address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }

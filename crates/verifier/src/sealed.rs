@@ -131,7 +131,7 @@ fn listen(tunnels: &[SocketAddr], queues: usize) -> Result<Vec<Socket>> {
         [one, other] if one.port() == other.port() => SocketAddr::new([0u8; 16].into(), one.port()),
         [..] => bail!("the tunnel's addresses {tunnels:?} must have one port"),
     };
-    Socket::several(at, queues).with_context(|| format!("cannot listen to tunnels at {at}"))
+    Socket::several(at, queues).with_context(|| format!("cannot listen for tunnels at {at}"))
 }
 
 impl Knowledge for TunnelKnowledge {

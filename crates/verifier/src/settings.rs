@@ -60,21 +60,21 @@ pub struct Flags {
     /// Address at which to serve metrics for Prometheus, in plain HTTP [default: not served]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_METRICS")]
     pub metrics: Option<SocketAddr>,
-    /// Room for this number of admitted flows of each address family; an IPv4 flow takes 120 bytes, an IPv6 flow 144
+    /// Maximum number of admitted flows of each address family; an IPv4 flow takes 120 bytes, an IPv6 flow 144
     /// [default: 262144]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_FLOWS", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_flows: Option<u32>,
-    /// Room for grants in use, 120 bytes each [default: 65536]
+    /// Maximum number of grants in use, 120 bytes each [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_GRANTS", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_grants: Option<u32>,
-    /// Room for accounts that have flows or tokens, 72 bytes each [default: 65536]
+    /// Maximum number of accounts that have flows or tokens, 72 bytes each [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_ACCOUNTS", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_accounts: Option<u32>,
-    /// Room for revoked grants, and for as many ended sessions, 64 bytes each [default: 65536]
+    /// Maximum number of revoked grants, and the same number of ended sessions; 64 bytes each [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_REVOKED", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_revoked: Option<u32>,
-    /// Room for used tokens: the number of buckets, a power of two; a bucket has room for eight tokens in 64 bytes
-    /// [default: 65536]
+    /// Number of buckets in which the verifier remembers used tokens, a power of two; a bucket has room for eight tokens
+    /// and takes 64 bytes [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_REPLAY_BUCKETS", value_parser = replay_buckets)]
     pub replay_buckets: Option<u32>,
     /// Maximum number of flows under one grant [default: 1024]
@@ -144,7 +144,8 @@ pub struct Flags {
     /// A suite whose tokens are accepted: siphash, aes-cmac or sha224; may be repeated [default: siphash, aes-cmac]
     #[arg(long, value_name = "SUITE", env = "VOUCHSAFE_SUITES", value_delimiter = ',', value_parser = suite)]
     pub suites: Vec<GrantSuite>,
-    /// Room for pairs of the suite sha224, 8 KiB each, if that suite is accepted [default: 1024]
+    /// Maximum number of pairs (which identify client keys) of the suite sha224, 8 KiB each, if that suite is accepted
+    /// [default: 1024]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_PAIRS", value_parser = clap::value_parser!(u32).range(MAX_PAIRS))]
     pub max_pairs: Option<u32>,
     /// Accept every token of the suite sha224 that a current secret yields, as the published scheme does: also if the
@@ -155,7 +156,7 @@ pub struct Flags {
     /// that gateway, too; may be repeated
     #[arg(long, value_name = "HOST:PORT", env = "VOUCHSAFE_PEERS", value_delimiter = ',', value_parser = peer)]
     pub peers: Vec<String>,
-    /// On a gateway: the address at which to listen to other gateways [default: none]
+    /// On a gateway: the address at which to listen for other gateways [default: none]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_PEER_LISTEN")]
     pub peer_listen: Option<SocketAddr>,
     /// The verdict on packets: `drop` drops packets that are not admitted; `mark` drops none and marks admitted
@@ -225,7 +226,7 @@ pub struct Settings {
     pub mark: Option<Mark>,
     /// Addresses of the other gateways of this verifier.
     pub peers: Vec<String>,
-    /// Address at which this gateway listens to the other gateways of this verifier; `None` if it does not listen.
+    /// Address at which this gateway listens for the other gateways of this verifier; `None` if it does not listen.
     pub peer_listen: Option<SocketAddr>,
     /// If `None`, the verifier protects only the addresses and services that the policy names. Otherwise, it protects
     /// every service at every address outside these networks; in these networks, it protects only the services that the

@@ -110,7 +110,7 @@ impl ClientKey {
         Self(bytes)
     }
 
-    /// Derives the key of a pair from an application server secret of any length.
+    /// Derives the client key that `pair` identifies. `secret` is the application server's secret, of any length.
     pub fn of(pair: Pair, secret: &[u8]) -> Self {
         Self(sha224(&[&pair.unique_id, &pair.nonce1, secret]))
     }

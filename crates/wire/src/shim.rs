@@ -110,8 +110,8 @@ pub fn open(frame: &[u8], packet: &Packet) -> Option<Result<(Packet, Content), D
 
 fn read(frame: &[u8], packet: &Packet, inner: &[u8; SHIM_LEN]) -> Option<(Packet, Content)> {
     let outer: &[u8; IPV4_LEN] = frame.get(packet.network..)?.first_chunk()?;
-    // Behind an address translator, the sender would be mistaken for another host: the inner addresses must equal the
-    // outer ones.
+    // The inner addresses must equal the outer ones. Otherwise, the verifier would mistake a sender behind a NAT for
+    // another host.
     let same_ends = inner.get(12..IPV4_LEN) == outer.get(12..);
     let len = usize::from(u16::from_be_bytes([inner[2], inner[3]]));
     let fragment = u16::from_be_bytes([inner[6], inner[7]]) & 0x3fff;

@@ -166,7 +166,7 @@ impl Daemon {
         })
     }
 
-    /// Returns the session of a subject in the form for display.
+    /// Returns the session of a subject as the agent displays it.
     pub(super) fn shown_session(&self, subject: Subject) -> Option<Session> {
         let kept = self.kept_session(subject);
         let connection = self.connections.get(&subject);

@@ -119,7 +119,7 @@ impl Daemon {
         connection.refused = refused;
     }
 
-    /// Returns a user's organisations in the form for display, the default one first.
+    /// Returns a user's organisations as the agent displays them, the default one first.
     pub(super) fn organisations(&self, uid: u32) -> Vec<Organisation> {
         let nobody = Kept::default();
         let kept = self.kept.get(&uid).unwrap_or(&nobody);

@@ -299,7 +299,7 @@ impl AccessRequests {
         if is_theirs { Ok(entry) } else { Err(no_request()) }
     }
 
-    /// Puts a delegate's decision into effect, and tells the agents of the person who asked.
+    /// Puts a delegate's decision into effect, and notifies the agents of the person who asked.
     ///
     /// # Errors
     /// Fails if the decision is malformed or exceeds the delegation, the request is the delegate's own or was decided

@@ -13,7 +13,7 @@ pub struct Examinations {
     pub(super) running: HashSet<String>,
     /// The people who were unexamined at the last look, with the change of consents.
     seen: HashMap<String, i64>,
-    /// The people whose agents must be told as soon as the other members have followed.
+    /// The people whose agents this member must notify as soon as the other members have followed.
     pub(super) untold: BTreeSet<String>,
     /// Whether a task waits for the other members.
     pub(super) is_telling: bool,

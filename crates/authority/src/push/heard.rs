@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// Maximum time to wait for verifiers. A verifier needs a tenth of a second. A packet that is lost twice, or a long
-/// table of flows, takes it to two seconds. If a verifier does not confirm within this time, later commands do not wait
-/// for it until it has confirmed. So a verifier that stands still delays one command, not all of them.
+/// Maximum time to wait for verifiers. A verifier needs a tenth of a second, and up to two seconds if a packet is lost
+/// twice or the verifier's table of flows is long. If a verifier does not confirm within this time, later commands do
+/// not wait for it until it has confirmed. So a verifier that hangs delays one command, not all of them.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 /// Interval at which the wait looks whether streams have closed.
 const LOOK: Duration = Duration::from_millis(100);
@@ -30,7 +30,7 @@ pub struct Heard {
     pub late: Vec<String>,
     /// The connected verifiers that do not confirm, because they run an earlier release.
     pub unable: Vec<String>,
-    /// The verifiers that are not connected. They hear of it when they connect.
+    /// The verifiers that are not connected. They get the announcements when they connect.
     pub absent: Vec<String>,
     /// The members of the cluster that do not say which verifiers are connected to them, or what these have confirmed.
     /// If there are such members, `absent` is empty.
@@ -97,7 +97,7 @@ impl Push {
         self.summary(enrolled, &owed, last)
     }
 
-    /// Returns what [`Self::heard`] returns, if that need not wait for anybody.
+    /// Returns the result of [`Self::heard`]; `None` if that method would have to wait for a verifier.
     pub fn heard_now(&self, enrolled: &HashSet<Arc<str>>) -> Option<Heard> {
         let (last, owed) = (self.last_stream(), self.owed(enrolled));
         let mut waiting: Vec<_> = owed.iter().collect();

@@ -22,7 +22,7 @@ pub struct RequestLines {
 }
 
 impl RequestLines {
-    /// Creates an empty table of lines.
+    /// Creates a table with no line in it. A line lets a session request segments and grants by UDP.
     pub fn new(sessions: Arc<Sessions>) -> Self {
         Self { sessions, lines: Mutex::default(), started: Instant::now(), port: OnceLock::new() }
     }

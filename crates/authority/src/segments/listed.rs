@@ -105,7 +105,7 @@ impl SegmentIssuer {
         drop(book);
         let devices = self.sessions.get_all(entries.iter().map(|(token, _)| token));
         let segments = entries.into_iter().zip(devices).map(|((_, entry), session)| {
-            // A segment for answers that was passed on belongs to a session of another account than the requesting one.
+            // The session of a segment for answers that was passed on is that of the account that answers.
             let own = session.filter(|session| session.person == entry.person);
             let device = own.map(|session| session.device.clone());
             SegmentEntry { device, ..entry }

@@ -455,7 +455,8 @@ fn withdrawn(entry: &AccessEntry) -> AuditEvent {
     AuditEvent::new(name).person(&entry.person).receiver(&entry.receiver)
 }
 
-/// Gives the consents of an author whom the identity provider renamed the new name: nobody decides about themselves.
+/// After the identity provider has renamed the person `before` to `now`, makes `now` the author of this person's
+/// consents. A consent to a group or a tag does not count for its author, and so still does not count for this person.
 pub(super) fn rename(transaction: &Transaction<'_>, before: &str, now: &str) -> Result<()> {
     let change = "UPDATE access_requests SET decider = ?2 WHERE decider = ?1";
     if transaction.execute(change, [before, now])? > 0 {

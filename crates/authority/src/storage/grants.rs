@@ -130,7 +130,7 @@ impl GrantEntry {
     }
 }
 
-/// A revoked grant. The authority must tell its verifier and its session.
+/// A revoked grant. The authority must announce the revocation to the grant's verifier and to its session.
 #[derive(Debug)]
 pub struct Ended {
     /// The revoked grant.
@@ -174,9 +174,10 @@ impl Database {
         })
     }
 
-    /// Records grants that their clients have already, unless they are recorded. With each grant comes whether it is
-    /// outdated. An outdated grant, and one of a session that has ended, is recorded as revoked, and the result contains
-    /// [`Recorded::SessionEnded`]. So it is for a grant whose handle another grant has: neither stays usable.
+    /// Records grants that their clients have already, unless they are recorded. The flag of each grant states whether
+    /// the grant is outdated. The result is [`Recorded::SessionEnded`] in two cases. If a grant is outdated or its
+    /// session has ended, this method records the grant as revoked. If another grant has the same handle, this method
+    /// revokes that grant, so that neither of the two stays usable.
     ///
     /// # Errors
     /// Fails if the database cannot be written; then no grant is recorded.

@@ -69,8 +69,7 @@ pub enum Recorded {
     Done,
     /// The grant is recorded, and can be renewed.
     Renewable,
-    /// The state on which the grant was decided has changed: the caller must decide again. The grant's number is
-    /// unused.
+    /// The session has ended. The grant is not recorded or, if the client has it already, is recorded as revoked.
     SessionEnded,
     /// The basis of the decision has ended meanwhile: the caller must decide again. The grant's number is unused.
     Outdated,

@@ -100,7 +100,7 @@ pub struct Renewable {
     pub refresh_token: Zeroizing<String>,
 }
 
-/// The result of a renewal.
+/// The result of [`Database::renew`]: what the provider's latest statement about a person has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewed {
     /// The identity is as before.

@@ -80,9 +80,9 @@ pub enum Login {
 }
 
 impl Database {
-    /// Records a login and its session. Records nothing and returns the reason in three cases. The evidence for the
-    /// login is no longer valid. Or the name belongs to another identity. Or all slots of the account are taken until
-    /// the grants of an ended session expire.
+    /// Records a login and its session. Records nothing and returns the reason in three cases: the evidence for the
+    /// login is no longer valid, the name belongs to another identity, or all slots of the account are taken until the
+    /// grants of an ended session expire.
     ///
     /// # Errors
     /// Fails if the database cannot be written, or live sessions use all slots of the account, so that none gets free

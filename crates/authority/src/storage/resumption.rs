@@ -21,7 +21,7 @@ pub struct Resumed {
     pub renewable: LeaseTerms,
     /// The end of the grant's last lease, in Unix seconds.
     pub until: u64,
-    /// The grant's first handle.
+    /// The grant's first handle, under which the table `grants` contains the grant.
     pub handle: Handle,
     /// The verifier that the grant is for.
     pub verifier: String,

@@ -78,7 +78,7 @@ pub(super) fn recheck_of_person(transaction: &Transaction<'_>, person: &str) -> 
     Ok(())
 }
 
-/// Queues a recheck for all verifiers, after a change that concerns people whom nobody counts.
+/// Queues a recheck for all verifiers, after a change that concerns everybody who has some group or tag.
 pub(super) fn recheck_all(transaction: &Transaction<'_>) -> Result<()> {
     let mut recheck = transaction.prepare_cached(
         "INSERT INTO recheck_marks (verifier, mark) SELECT verifier, 1 FROM verifiers WHERE true

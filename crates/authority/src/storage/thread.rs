@@ -492,7 +492,7 @@ fn record_journaled(database: &mut Database, lines: &Lines, bases: &Bases, grant
     }
 }
 
-/// Keeps an account's work from being queued until it is dropped.
+/// As long as this value exists, no work of the account is queued.
 #[cfg(test)]
 pub(crate) struct Held([Arc<tokio::sync::Semaphore>; 2]);
 
@@ -515,7 +515,7 @@ impl Storage {
         self.writer.lines.is_idle()
     }
 
-    /// Leaves no room in the queues of an account, which must be empty, so that further work of the account waits.
+    /// Leaves no room in the queues of an account, so that further work of the account waits. The queues must be empty.
     pub(crate) fn hold(&self, whose: &str) -> Held {
         Held([&self.writer, &self.reader].map(|worker| {
             let room = Arc::new(tokio::sync::Semaphore::new(0));

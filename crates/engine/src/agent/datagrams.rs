@@ -11,8 +11,8 @@ pub const UDP_TOKEN_UNANSWERED: u32 = 1;
 /// Number of datagrams at the beginning of a flow that all carry tokens.
 pub const UDP_FIRST: u16 = 4;
 
-/// Number of seconds in which an answered flow may send without another answer. After that, the flow is unanswered: an
-/// address translator may have given it another port, which the verifier does not know.
+/// Number of seconds in which an answered flow may send without another answer. After that, the flow is unanswered: a
+/// NAT may have given it another port, which the verifier does not know.
 pub const UDP_PATIENCE: u16 = 3;
 
 /// Records that a datagram is sent on the flow at the time `now`, in seconds of any clock.

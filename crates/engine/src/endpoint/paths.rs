@@ -118,7 +118,8 @@ impl Paths {
         }
     }
 
-    /// Records for which received segment, which ends at `expires`, a segment for answers is used or requested.
+    /// Records that a segment for answers to a received segment is used or requested. The received segment ends at
+    /// `expires`.
     pub(super) fn answers(&mut self, key: SegmentKey, expires: u32) {
         self.consented.insert(key, expires);
     }
@@ -130,7 +131,7 @@ impl Paths {
         }
     }
 
-    /// Reports whether the entry of a segment for answers is for another received segment than `consent`.
+    /// Reports whether the entry of a segment for answers is for a received segment other than `consent`.
     pub(super) fn is_outdated(&self, key: &SegmentKey, entry: Option<&SegmentEntry>, consent: &Consent) -> bool {
         match (entry, self.consented.get(key)) {
             (None, _) => true,

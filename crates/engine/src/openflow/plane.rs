@@ -43,7 +43,7 @@ pub struct Counts {
     pub elevated: u64,
     /// Number of packets that got a token.
     pub tokens: u64,
-    /// Number of packets ahead of which a datagram with only the token was sent.
+    /// Number of packets before which the controller sent a separate datagram that contains only the token.
     pub tokens_alone: u64,
     /// Number of packets that were queued until their grant arrives.
     pub queued: u64,

@@ -124,7 +124,7 @@ impl Compiled {
         &self.lists
     }
 
-    /// Puts lists in force, and returns the former ones. Lists count only as far as the policy names them.
+    /// Puts lists in force, and returns the former ones. Decisions ignore lists that the policy does not name.
     pub fn set_lists(&mut self, lists: Lists) -> Lists {
         std::mem::replace(&mut self.lists, lists)
     }

@@ -16,7 +16,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use wire::Destination;
 
-/// Maximum number of delegations in a policy, because each consent looks for its delegation among all.
+/// Maximum number of delegations in a policy, because a decision looks for each consent's delegation among all of them.
 pub const MOST_DELEGATIONS: usize = 256;
 /// Maximum number of services that a request for access names.
 pub const MOST_SERVICES: usize = 16;
@@ -135,7 +135,7 @@ pub struct Applicant<'a> {
     /// Names of the delegations that covered the person when they asked. `None` if this is not known, because an
     /// earlier version recorded the request.
     pub delegations: Option<&'a [String]>,
-    /// Whether nobody asked. Then an address in `who` counts, because each use of the consent checks it.
+    /// Whether nobody asked. If so, an address in `who` counts, because each use of the consent checks the address.
     pub is_unasked: bool,
 }
 
@@ -343,8 +343,8 @@ impl Policy {
         able.max_by_key(|own| own.lifetime_max).map(|own| own.services_of(of)).unwrap_or_default()
     }
 
-    /// Returns the receiver and the service for which the subject of a request can ask, so that the request is allowed.
-    /// They are among [`Self::requestable`], so the subject learns nothing new from them.
+    /// Returns the receiver and the service for which the subject of a request can ask. A consent to them would allow
+    /// the request. They are among [`Self::requestable`], so the subject learns nothing new from them.
     pub fn askable(&self, request: &Request<'_>) -> Option<(&Receiver, Service)> {
         let request = &request.normal();
         let Destination { address, protocol, port } = request.to;

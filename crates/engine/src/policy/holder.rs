@@ -17,8 +17,9 @@ pub enum Holder {
 }
 
 impl Holder {
-    /// Returns the subject for which a delegation has to be, so that it covers the holder. `groups` and `tags` belong to
-    /// a person. A group or a tag stands for somebody about whom nothing else is known.
+    /// Returns the subject that a delegation has to cover so that the holder can get a consent. If the holder is a
+    /// person, the subject has these `groups` and `tags`. If the holder is a group or a tag, the subject is somebody
+    /// about whom only this group or tag is known.
     pub fn subject<'s>(&'s self, groups: &'s [String], tags: &'s [String]) -> Subject<'s> {
         match self {
             Self::Person(person) => Subject { groups, tags, ..Subject::person(person) },

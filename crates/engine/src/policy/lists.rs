@@ -187,7 +187,7 @@ impl List {
         Ok(())
     }
 
-    /// Adds an entry for an address or network, in place of the one that it has about the same sender.
+    /// Adds an entry for an address or network. Replaces its earlier entry about the same sender, if there is one.
     ///
     /// # Errors
     /// Fails if the entries end at too many different times.
@@ -291,8 +291,7 @@ impl Lists {
         self.0.get_mut(name)
     }
 
-    /// Makes all lists find people by these names, in place of the names that they had. The snapshots that others have
-    /// keep those.
+    /// Replaces the names by which all lists find people. The snapshots that others have keep the earlier names.
     pub fn set_names(&mut self, names: &Arc<Names>) {
         self.0.values_mut().for_each(|list| list.names = names.clone());
     }
@@ -358,7 +357,8 @@ impl Policy {
         &self.lists
     }
 
-    /// Reports whether a list about the subject concerns a receiver. Its entries possibly allow the subject nothing there.
+    /// Reports whether a list for this receiver covers the subject. Even then, the list possibly has no entry that
+    /// allows the subject anything there.
     pub(super) fn may_be_listed(&self, subject: &Subject<'_>, receiver: usize) -> bool {
         self.lists
             .iter()

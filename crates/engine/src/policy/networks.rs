@@ -89,7 +89,7 @@ impl Networks {
     /// Returns all faults of the text.
     pub fn parse(text: &str) -> Result<Self, Faults> {
         if text.len() > MOST_TEXT {
-            return Err(Faults::whole(format!("the text is too long: {} bytes of at most {MOST_TEXT}", text.len())));
+            return Err(Faults::whole(format!("the text is {} bytes long; the maximum is {MOST_TEXT}", text.len())));
         }
         Reader::read(text, &["authority", "networks", "places", "paths"], |reader, root| {
             let mut networks = Self::default();

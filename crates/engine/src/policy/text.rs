@@ -103,7 +103,7 @@ const LEAST_LIFETIME: u32 = 10;
 pub(super) fn parse(text: &str, max_lifetime: u32) -> Result<Policy, Faults> {
     if text.len() > MOST_TEXT {
         let size = text.len();
-        return Err(Faults::whole(format!("the policy is too long: {size} bytes of at most {MOST_TEXT}")));
+        return Err(Faults::whole(format!("the policy is {size} bytes long; the maximum is {MOST_TEXT}")));
     }
     Reader::read(text, &["groups", "receivers", "rules", "delegations", "lists", "tests"], |reader, root| {
         let mut policy = Policy::default();

@@ -295,13 +295,13 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         if opens {
             let flows = used.flows as i32;
             self.require("account's flows", flows < most as i32, DropReason::FlowLimit, || {
-                format!("account {number} has {flows} flows of at most {most}")
+                format!("account {number} has {flows} flows; the maximum is {most}")
             })?;
         }
         if is_new {
             let (grants, most) = (used.grants as i32, self.tables.config().grants_per_account);
             self.require("account's grants", grants < most as i32, DropReason::FlowLimit, || {
-                format!("account {number} has {grants} grants in use of at most {most}")
+                format!("account {number} has {grants} grants in use; the maximum is {most}")
             })?;
         }
         Ok(Some(used))
@@ -325,7 +325,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         }
         let flows = used.flows as i32;
         self.require("flow limit", flows < most as i32, DropReason::FlowLimit, || {
-            format!("the grant has {flows} flows of at most {most}")
+            format!("the grant has {flows} flows; the maximum is {most}")
         })
     }
 

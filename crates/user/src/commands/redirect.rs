@@ -123,7 +123,7 @@ async fn visit(mut stream: TcpStream, state: &str, port: u16) -> Result<Option<(
 fn read_callback(head: &str, state: &str, port: u16) -> Option<Callback> {
     let mut lines = head.split("\r\n");
     let target = lines.next()?.strip_prefix("GET ")?.strip_suffix(" HTTP/1.1")?;
-    // Protects against DNS rebinding: a request for another host name than 127.0.0.1 is refused.
+    // Protects against DNS rebinding: a request for a host name other than 127.0.0.1 is refused.
     let mut hosts = lines.filter_map(|line| line.split_once(':')).filter(|(name, _)| name.eq_ignore_ascii_case("host"));
     let host = hosts.next()?.1.trim();
     if hosts.next().is_some() || host != format!("127.0.0.1:{port}") {

@@ -101,12 +101,13 @@ struct Read {
 }
 
 impl AccessRequests {
-    /// Gives consents without a request, all of them or none. Returns when they are in force here and at the other
-    /// members of the cluster, and the agents of their holders were told.
+    /// Gives consents that nobody requested, all of them or none. Returns when the consents are in force here and at
+    /// the other members of the cluster, and the holders' agents have been notified.
     ///
     /// # Errors
-    /// Fails if a consent is malformed or exceeds the delegation, there is no such person, a limit is reached, another
-    /// policy was put in force meanwhile, or the database cannot be written.
+    /// Fails if a consent is malformed or exceeds the delegation, its holder is a person who does not exist, a limit is
+    /// reached, another policy was put in force meanwhile, the giver's session has ended, or the database cannot be
+    /// written.
     pub async fn give(
         &self,
         giver: Giver<'_>,

@@ -100,7 +100,7 @@ fn as_text<S: serde::Serializer>(id: &RequestId, serializer: S) -> Result<S::Ok,
 }
 
 impl AccessEntry {
-    /// Returns the person who asks, with these groups and tags, as decisions about the request need them.
+    /// Returns the [`Applicant`] for decisions about the request: the person who asks, with these groups and tags.
     pub fn applicant<'a>(&'a self, groups: &'a [String], tags: &'a [String]) -> Applicant<'a> {
         let subject = Subject { groups, tags, ..Subject::person(&self.person) };
         let is_unasked = self.is_unasked();

@@ -1,5 +1,5 @@
-//! Consents for which nobody has asked: a delegate or an operator gives them. A consent of this kind is a row without
-//! delegations of a request.
+//! Consents for which nobody has asked: a delegate or an operator gives them. The row of such a consent names no
+//! delegations, because there was no request that delegations could have covered.
 
 use super::{DAY, MOST_CONSENTS_OF_PERSON, MOST_CONSENTS_OF_RECEIVER, detail, free_number, has_session};
 use crate::storage::receivers::{self, note_change};

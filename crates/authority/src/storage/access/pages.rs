@@ -11,8 +11,8 @@ use std::str::FromStr;
 /// Maximum number of entries on a page.
 pub(super) const PAGE: usize = 100;
 
-/// The place in a list after which its next page begins: the time and the number of the entry before. It stays valid if
-/// this entry is deleted.
+/// The position in a list after which the next page begins: the time and the number of the last entry of the page
+/// before. It stays valid if this entry is deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AccessMark {
     time: u64,

@@ -53,7 +53,8 @@ struct Seen {
     behind: Option<i64>,
 }
 
-/// Keeps whether this host's clock is right. The clock of an authority that is in no cluster always counts as right.
+/// Remembers whether this host's clock is right. The clock of an authority that is in no cluster always counts as
+/// right.
 #[derive(Default)]
 pub struct Clock(Mutex<Seen>);
 

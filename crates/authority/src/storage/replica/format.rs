@@ -43,7 +43,7 @@ struct Recorded {
 }
 
 impl Formats {
-    /// The formats of this release. A release with a new format adds what is new to `added`.
+    /// The formats of this release. When you introduce a format, list its new tables and columns in `added`.
     pub const OF_THIS_RELEASE: Self = Self { own: SCHEMA_VERSION, earliest: UNRECORDED, added: &[] };
 
     /// Returns the format of the cluster, in which every member writes: the oldest format of a member, whether the

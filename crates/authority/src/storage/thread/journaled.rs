@@ -128,7 +128,8 @@ impl JournaledGrants {
         Some(self.accepted)
     }
 
-    /// Returns the grants if they are due. They also are if there is other work, which must find them recorded.
+    /// Returns the grants of the list if the thread has to record them now. If other work is queued, it does, so that
+    /// this work finds the grants recorded.
     pub fn due(&mut self, has_other_work: bool) -> Due {
         let Some(at) = self.at else { return Due::Never };
         let wait = at.saturating_duration_since(Instant::now());
@@ -151,7 +152,7 @@ impl JournaledGrants {
         (self.at, self.has_failed) = (Some(Instant::now() + PAUSE), true);
     }
 
-    /// Notes how many more grants of a session may be recorded, by what the database says.
+    /// Notes how many more grants of a session may be recorded. `room` is that number according to the database.
     pub fn note_room(&mut self, session: &TokenHash, room: u32) {
         let own = self.grants.iter().filter(|journaled| journaled.grant.session == *session).count();
         let left = room.min(MOST_OF_SESSION).saturating_sub(u32::try_from(own).unwrap_or(u32::MAX));
@@ -165,7 +166,8 @@ impl JournaledGrants {
         self.rooms.retain(|session, _| live.contains(session));
     }
 
-    /// Notes that the grants are recorded which [`Self::due`] returned. If the list is empty, the journal says so, too.
+    /// Notes that the grants that [`Self::due`] returned are recorded. If the list is empty, also notes this in the
+    /// journal.
     pub fn note_recorded(&mut self) {
         self.in_progress.clear();
         self.has_failed = false;

@@ -91,7 +91,7 @@ impl Lines {
         Ok(())
     }
 
-    /// Writes a grant to the journal, if the thread neither does nor has other work, and `still` says that the grant's
+    /// Writes a grant to the journal if the thread is idle, no work is queued, and `still` returns true: the grant's
     /// basis has not ended. So work that is queued later finds the grant recorded. Reports whether the journal has the
     /// grant.
     pub fn journal(&self, grant: Journaled, still: impl FnOnce() -> bool) -> bool {
@@ -102,7 +102,7 @@ impl Lines {
         is_accepted
     }
 
-    /// Makes the thread notice that the journal has accepted grants, if it has since the last call.
+    /// Wakes the thread if the journal has accepted grants since the last call.
     pub fn wake(&self) {
         if self.has_unnoticed.load(Ordering::Relaxed) && self.has_unnoticed.swap(false, Ordering::Relaxed) {
             self.more.notify_one();
@@ -110,7 +110,8 @@ impl Lines {
     }
 
     /// Makes the thread record the grants of the journal at once; with `session`, only if one of them is the session's.
-    /// Returns a receiver and the number that it has when they are recorded, or `None` if nothing has to be waited for.
+    /// Returns a receiver, and the value that it has as soon as the grants are recorded. Returns `None` if the caller
+    /// need not wait.
     ///
     /// # Errors
     /// Fails if the grants could not be recorded a short time ago.

@@ -49,7 +49,7 @@ const RULE: &str = "[[rules]]\naction = \"allow\"\nwho = \"everyone\"\nto = \"r0
 #[test]
 fn a_text_that_is_too_long_is_refused_before_it_is_read() {
     let text = "#".repeat(MOST_TEXT + 1);
-    assert_eq!(refused(&text), [format!("the policy is too long: {} bytes of at most {MOST_TEXT}", text.len())]);
+    assert_eq!(refused(&text), [format!("the policy is {} bytes long; the maximum is {MOST_TEXT}", text.len())]);
 }
 
 #[test]

@@ -78,8 +78,8 @@ pub(super) fn read_receivers(
     words.iter().flat_map(|word| receivers(reader, word, policy, room)).collect()
 }
 
-/// Reads `services`; `None` if there is no such field, which means all services. `verb` says in the message about an
-/// empty field what is done with all services.
+/// Reads `services`; `None` if there is no such field, which means all services. If the field is empty, the message
+/// recommends removing it to `verb` all services.
 pub(super) fn read_services(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, verb: &str) -> Option<Vec<Service>> {
     let value = fields.value("services")?;
     let words = texts(reader, value);
@@ -102,7 +102,7 @@ fn read_delegates(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, policy: &Pol
     delegates
 }
 
-/// Reads the terms of grants. They cover one service of one address, in no tunnel.
+/// Reads the terms of grants. Grants on these terms cover one service of one address, and demand no sealed tunnel.
 pub(super) fn read_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, max_lifetime: u32) -> Terms {
     let default = DEFAULT_LIFETIME.min(max_lifetime);
     Terms {
@@ -118,9 +118,9 @@ pub(super) fn read_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, max_l
     }
 }
 
-/// Checks that no delegation or list concerns a receiver for which grants `by` consent or by a list would be wrong: one
-/// of a virtual network, a tunnel, or one to which a rule demands a sealed tunnel, because these grants are in no
-/// tunnel.
+/// Checks that none of the receivers `named` by a delegation or list is one for which only rules can allow grants: a
+/// receiver in a virtual network, the service of a verifier's tunnels, or a receiver to which a rule demands a sealed
+/// tunnel, because grants by consent or by a list can't demand one. Messages call these grants "grants by `by`".
 pub(super) fn check_receivers(reader: &mut Reader<'_>, policy: &Policy, named: &[(usize, Range<usize>)], by: &str) {
     if named.is_empty() {
         return;
