@@ -73,8 +73,8 @@ pub struct Flags {
     /// Maximum number of revoked grants, and the same number of ended sessions; 64 bytes each [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_REVOKED", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_revoked: Option<u32>,
-    /// Number of buckets in which the verifier remembers used tokens, a power of two; a bucket has room for eight tokens
-    /// and takes 64 bytes [default: 65536]
+    /// Number of buckets in which the verifier remembers used tokens, a power of two; a bucket has room for eight
+    /// tokens and takes 64 bytes [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_REPLAY_BUCKETS", value_parser = replay_buckets)]
     pub replay_buckets: Option<u32>,
     /// Maximum number of flows under one grant [default: 1024]
