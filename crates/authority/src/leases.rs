@@ -74,8 +74,8 @@ impl Place {
 pub struct Lease {
     /// The lower half of the grant's handle in the current epoch.
     pub half: u32,
-    /// Whether the authority has told the verifier that this handle belongs to the grant, and the grant's class. If
-    /// not, the caller must tell the verifier.
+    /// Whether the authority has announced this handle to the grant's verifier, with the grant's class. If not, the
+    /// caller must announce it.
     pub is_announced: bool,
     /// The maximum length of the lease, in seconds.
     pub length: u32,
@@ -97,7 +97,7 @@ struct Entry {
 struct Latest {
     epoch: Epoch,
     half: u32,
-    /// The class with which the verifier was told of this handle, if it was told.
+    /// The class with which this handle was announced to the verifier; `None` if it was not announced.
     announced: Option<u8>,
 }
 
@@ -138,8 +138,8 @@ impl Leases {
         }
     }
 
-    /// Records that the authority has told the verifier of a handle, with the grant's class. Must be called after the
-    /// announcement was sent. If a request is cancelled in between, the next request announces the handle.
+    /// Records that the authority has announced a handle to the verifier, with the grant's class. Must be called after
+    /// the announcement was sent. If a request is cancelled in between, the next request announces the handle.
     pub fn note_announced(&self, session: &TokenHash, place: &Place, class: u8, handle: Handle, now: u64) {
         let table = self.read();
         let Some(entry) = table.get(session).and_then(|of_session| of_session.get(place)) else { return };

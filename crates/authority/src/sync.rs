@@ -36,7 +36,7 @@ pub struct Synchroniser {
     pub(crate) reports: Arc<Reports>,
     pub(crate) confirmation: Arc<Confirmation>,
     pub(crate) runs: SingleFlight,
-    /// Whether the listeners must be told that the policy changed.
+    /// Whether the authority still has to notify the listeners that the policy changed.
     pub(crate) is_policy_untold: Arc<AtomicBool>,
 }
 
@@ -52,8 +52,8 @@ impl Synchroniser {
         self.runs.run(async || self.run_once().await).await
     }
 
-    /// Does what [`Self::run`] does, and tells all listeners that the policy changed, together with the revocations.
-    /// The listeners are also told of the policy if the function fails.
+    /// Does what [`Self::run`] does, and notifies all listeners that the policy changed, together with the revocations.
+    /// Notifies them of the policy even if it fails.
     ///
     /// # Errors
     /// Fails if the database cannot be read or written.

@@ -118,7 +118,7 @@ pub struct Chain {
     /// Whether the receivers of an organisation other than the first have changed since the first organisation's
     /// programs have taken them over.
     stale: AtomicBool,
-    /// Notified when an organisation other than the first has told its first receivers.
+    /// Notified when an organisation other than the first has sent its first receivers.
     changed: Notify,
 }
 
@@ -240,7 +240,7 @@ impl Chain {
         self.keep(number, protected());
     }
 
-    /// Keeps services protected that an earlier process has protected, for an organisation whose authority has not told
+    /// Keeps services protected that an earlier process has protected, for an organisation whose authority has not sent
     /// its receivers to this process. One entry of `protected` can have services of several organisations.
     pub fn keep(&self, number: usize, protected: Vec<Receiver>) {
         let own = &self.organisations[number].limits;
@@ -287,7 +287,7 @@ impl Chain {
         self.members()[number].refused.clone()
     }
 
-    /// Waits until an organisation other than the first has told its first receivers. For later changes, ask
+    /// Waits until an organisation other than the first has sent its first receivers. For later changes, ask
     /// [`Self::take_changes`] from time to time: so an authority can't occupy the first organisation's task.
     pub async fn changed(&self) {
         self.changed.notified().await;

@@ -307,7 +307,7 @@ fn with_listen(text: &str, listen: SocketAddr) -> String {
 pub struct Left {
     /// The name under which the authority was a member.
     pub name: String,
-    /// The reason why the other members were not told that this member has left, if etcd did not answer.
+    /// If etcd did not answer, the reason why the other members do not know that this member has left.
     pub unknown: Option<String>,
 }
 

@@ -321,9 +321,9 @@ impl<C> Watch<C> {
         rungs
     }
 
-    /// Records which rung the first answer is for, if that can be told.
+    /// Records for which rung the first answer came, if the answer shows this.
     fn credit(&self, now: Duration, side: Side, at: Duration, memory: &mut Memory) {
-        // The answer to the first packet may have come before its sender told the ladder of it.
+        // The answer to the first packet may have come before the ladder began to watch the connection.
         let is_before = |(index, one): &(usize, &Try)| *index == 0 || one.at <= at;
         let tries = self.tries.iter().enumerate().filter(is_before).map(|(_, one)| one);
         let before: Vec<_> = tries.filter(|one| one.rung.side() == side).collect();
@@ -333,7 +333,7 @@ impl<C> Watch<C> {
                 memory.worked(now, &self.path, only.rung, at);
                 memory.note_round_trip(now, &self.path, at.saturating_sub(only.at));
             }
-            // It can't be told which of several packets was answered (Karn's algorithm).
+            // The answer does not show to which of several packets it belongs (Karn's algorithm).
             [first, .., last] if first.rung == last.rung => memory.worked(now, &self.path, first.rung, at),
             [first, .., last] => {
                 memory.doubted(now, &self.path, (first.rung, first.at), last.rung);

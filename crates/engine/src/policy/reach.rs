@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 
 impl Policy {
     /// Returns the receivers that the subject is allowed to reach at least in part at this time, in the order of the
-    /// policy file. The result can contain a receiver to which the subject may send nothing: a receiver of a list about
-    /// the subject, because the result does not depend on entries. This also happens if several deny rules exclude the
-    /// whole receiver together, but none of them does so alone.
+    /// policy file. The result can contain a receiver to which the subject may send nothing, in two cases. A list about
+    /// the subject concerns the receiver, but none of its entries allows anything: the result does not depend on
+    /// entries. Or several deny rules exclude the whole receiver together, but none of them does so alone.
     pub fn destinations(&self, subject: &Subject<'_>, now: u64) -> Vec<&Receiver> {
         let about: Vec<_> =
             self.rules.iter().map(|rule| self.is_about(rule, subject) && rule.when.covers(now)).collect();

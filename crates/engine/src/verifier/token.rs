@@ -119,7 +119,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         Ok(claim)
     }
 
-    /// Checks a token whose pair this verifier was not told of, as the published scheme does (wire.md §6.4.7).
+    /// Checks a token whose pair was not announced to this verifier, as the published scheme does (wire.md §6.4.7).
     fn unannounced(&mut self, token: &LsToken) -> Result<Claim, DropReason> {
         let length = self.tables.config().epoch_length.max(1);
         let Epoch(current) = Epoch::at(self.now.into(), length);
