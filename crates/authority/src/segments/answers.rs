@@ -64,8 +64,8 @@ impl Answerers {
 impl SegmentIssuer {
     /// Issues the segment for answers to `given`, which was just issued, and records it in the book. Returns it in the
     /// form in which endpoints pass it on. Returns `None` if the answers can get no segment, or if this form is longer
-    /// than `room` bytes. Then the answering endpoint requests the segment itself. `number` is the number of the path of
-    /// `given`; the answers take the path with the same number.
+    /// than `room` bytes. Then the answering endpoint requests the segment itself. `number` is the number of the path
+    /// of `given`; the answers take the path with the same number.
     ///
     /// The segment belongs to a session that could request it, and ends with this session. It counts in the share of
     /// the account that requested `given`. Otherwise this account could use up the share of another.
