@@ -23,6 +23,9 @@ use wire::ask::{ANSWER_LEN, LineKey, LineNumber, QUESTION_LEN, Question, REPLY_L
 
 /// Time to wait for an answer after each transmission of a request.
 const WAITS: [Duration; 3] = [Duration::from_millis(200), Duration::from_millis(400), Duration::from_millis(800)];
+/// Maximum time for which a request waits for a line. The authority that the line is requested from may have been cut
+/// off, and over HTTPS another one can answer.
+const OPENING: Duration = Duration::from_millis(300);
 /// Number of transmissions of a request to an authority in a cluster: another authority can answer it sooner.
 const TRIES_IN_CLUSTER: usize = 2;
 /// The first and the longest time until the client requests another line, if no answer ever arrived on the last line.
@@ -136,7 +139,7 @@ impl Asker {
 
     async fn request(&self, request: &SegmentRequest, with_answers: bool) -> Result<Issued, Error> {
         let line = match question(request, false, false) {
-            Some(_) => self.line().await,
+            Some(_) => self.line_soon().await,
             None => None,
         };
         if let Some(line) = line
@@ -176,11 +179,27 @@ impl Asker {
         convert::segment(&answer, receiving, receiver, sender).map_err(|_| NO_SEGMENT)
     }
 
+    /// Does what [`Self::line`] does, but waits for [`OPENING`] at most. The request for a line goes on, for the requests
+    /// that come later.
+    async fn line_soon(&self) -> Option<Arc<Line>> {
+        let line = async {
+            let mut state = self.state.lock().await;
+            state.follow(self.authority.cluster.used());
+            if state.line.is_some() || state.pauses() {
+                return state.line.clone();
+            }
+            drop(state);
+            let asker = self.clone();
+            tokio::spawn(async move { asker.line().await }).await.ok().flatten()
+        };
+        tokio::time::timeout(OPENING, line).await.ok().flatten()
+    }
+
     /// Returns the line, requesting one if there is none; `None` if the request fails, or failed a short time ago.
     async fn line(&self) -> Option<Arc<Line>> {
         let mut state = self.state.lock().await;
         state.follow(self.authority.cluster.used());
-        if state.line.is_some() || state.not_before.is_some_and(|not_before| Instant::now() < not_before) {
+        if state.line.is_some() || state.pauses() {
             return state.line.clone();
         }
         match self.open().await {
@@ -255,6 +274,11 @@ fn pause_after(before: u32) -> Duration {
 }
 
 impl State {
+    /// Reports whether no line may be requested at present.
+    fn pauses(&self) -> bool {
+        self.not_before.is_some_and(|not_before| Instant::now() < not_before)
+    }
+
     /// Forgets the line, and failures to get one, if the client has begun to use another authority.
     fn follow(&mut self, used: Url) {
         if self.used.as_ref() != Some(&used) {

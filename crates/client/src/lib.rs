@@ -65,6 +65,8 @@ use std::time::Duration;
 
 /// Maximum time to establish a connection.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
+/// [`CONNECT_TIME`] for an authority in a cluster. A call that must not be sent twice goes to another one then.
+const CONNECT_TIME_IN_CLUSTER: Duration = Duration::from_secs(2);
 /// Maximum duration of a call.
 const CALL_TIME: Duration = Duration::from_secs(15);
 /// Interval of HTTP/2 keep-alive pings, and the time that the authority has to answer one. An event stream has no
@@ -152,24 +154,24 @@ impl Authority {
         connections: impl Fn(ClientBuilder) -> ClientBuilder,
     ) -> Result<Self, Error> {
         let tls = tls::config(ca_pem)?;
-        let http = |tls: rustls::ClientConfig| {
+        let http = |tls: rustls::ClientConfig, connect: Duration| {
             let builder = reqwest::Client::builder()
                 .tls_backend_preconfigured(tls)
                 .https_only(true)
                 .redirect(reqwest::redirect::Policy::none())
-                .connect_timeout(CONNECT_TIME)
+                .connect_timeout(connect)
                 .user_agent(concat!("vouchsafe/", env!("CARGO_PKG_VERSION")));
             connections(builder)
         };
-        let calls = |ping: Duration| {
-            http(tls.clone())
+        let calls = |(connect, ping): (Duration, Duration)| {
+            http(tls.clone(), connect)
                 .http2_keep_alive_interval(ping)
                 .http2_keep_alive_timeout(ping)
                 .http2_keep_alive_while_idle(true)
                 .build()
         };
-        let events = |ping: Duration| {
-            let builder = http(tls::only_http1(&tls))
+        let events = |(connect, ping): (Duration, Duration)| {
+            let builder = http(tls::only_http1(&tls), connect)
                 .pool_max_idle_per_host(0)
                 .tcp_keepalive(ping)
                 .tcp_keepalive_interval(ping / 3)
@@ -179,9 +181,10 @@ impl Authority {
             let builder = builder.tcp_user_timeout(ping * 2);
             builder.build()
         };
+        let (patient, quick) = ((CONNECT_TIME, PING), (CONNECT_TIME_IN_CLUSTER, PING_IN_CLUSTER));
         let connections = Connections {
-            calls: Clients { patient: calls(PING)?, quick: calls(PING_IN_CLUSTER)? },
-            events: Clients { patient: events(PING)?, quick: events(PING_IN_CLUSTER)? },
+            calls: Clients { patient: calls(patient)?, quick: calls(quick)? },
+            events: Clients { patient: events(patient)?, quick: events(quick)? },
         };
         let cluster = Cluster::new(own, ca_pem.is_some(), gate, connections);
         Ok(Self { cluster: Arc::new(cluster), token: None, owner: None })

@@ -1,9 +1,9 @@
 //! Sends calls to the authorities of a cluster until one answers.
 //!
 //! Some calls can be carried out twice without harm. If an authority does not answer such a call quickly, the client
-//! also sends the call to a second authority, and uses the answer that arrives first. The client sends any other call
-//! to an authority that has just answered. It tries a second authority only if the first one certainly did not carry
-//! out the call.
+//! also sends the call to a second authority and, if this one is silent as well, to a third. The client uses the answer
+//! that arrives first. It sends any other call to an authority that has just answered. It tries a second authority only
+//! if the first one certainly did not carry out the call.
 
 use crate::Error;
 use crate::call::{Call, Failure, attempt, read};
@@ -26,6 +26,9 @@ const REST: Duration = Duration::from_secs(1);
 const MAJORITY_TIME: Duration = Duration::from_secs(4);
 /// Pause between such repetitions.
 const MAJORITY_PAUSE: Duration = Duration::from_millis(250);
+/// Maximum number of authorities that are asked the same at a time: one that is slow, one that has been cut off, and one
+/// that works.
+const TOGETHER_MAX: usize = 3;
 /// Number of authorities that may be asked again because an answer broke off.
 const BROKEN_ANSWERS_MAX: usize = 2;
 
@@ -99,8 +102,8 @@ impl Cluster {
         }
     }
 
-    /// Asks one authority after the other, `first` before the others. If the call is repeatable, up to two are asked at
-    /// the same time.
+    /// Asks one authority after the other, `first` before the others. If the call is repeatable, up to
+    /// [`TOGETHER_MAX`] are asked at the same time.
     async fn race(self: &Arc<Self>, call: &Call, first: Option<Url>) -> Result<(Url, Response), Error> {
         let until = self.now() + TURN_TIME;
         let (mut first, mut tried, mut running) = (first, Vec::new(), Vec::new());
@@ -127,7 +130,9 @@ impl Cluster {
                 hedges = call.repeats;
             }
             let patience = match &running[..] {
-                [only] if hedges => Some(pause.take().unwrap_or_else(|| self.choice().patience(&only.url))),
+                [.., last] if hedges && running.len() < TOGETHER_MAX => {
+                    Some(pause.take().unwrap_or_else(|| self.choice().patience(&last.url)))
+                }
                 _ => None,
             };
             let ended = match patience {

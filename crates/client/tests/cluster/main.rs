@@ -91,6 +91,14 @@ async fn a_silent_authority_delays_a_call_only_for_a_moment() {
 }
 
 #[tokio::test]
+async fn two_silent_authorities_delay_a_call_only_for_a_moment() {
+    let stage = Stage::<3>::new().await;
+    stage.hosts[..2].iter().for_each(|host| host.set(Mode::Silent));
+    stage.call().await;
+    assert!(stage.hosts.iter().all(|host| host.count("GET /v1/destinations") > 0));
+}
+
+#[tokio::test]
 async fn one_that_failed_is_asked_before_its_pause_is_over_if_the_one_that_answered_falls_silent() {
     for mode in [Mode::Silent, Mode::Unable] {
         let stage = Stage::<2>::new().await;
