@@ -270,6 +270,21 @@ fn a_member_that_hangs_leaves_a_transaction_in_doubt_and_ends_watches() {
 }
 
 #[test]
+fn after_a_change_without_an_answer_another_member_is_asked_first() {
+    let (stage, _) = start(Plan::of(1));
+    // The kernel accepts connections to it, and nobody answers.
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let mut settings = stage.settings();
+    settings.endpoints.insert(0, format!("http://{}", silent.local_addr().expect("an address")));
+    let etcd = Etcd::connect(&settings).expect("a client");
+    let (before, write) = (Instant::now(), Txn { success: vec![put("k", b"v")], ..Txn::default() });
+    let first = etcd.txn_within(&write, Duration::from_millis(100));
+    assert!(matches!(&first, Err(Error::Unknown(_))), "{first:?}");
+    assert!(before.elapsed() < Duration::from_secs(1), "{:?}", before.elapsed());
+    etcd.txn(&write).expect("the other member answers");
+}
+
+#[test]
 fn a_full_database_is_named_and_loses_no_transaction_that_was_acknowledged() {
     let (stage, etcd) = start(Plan { quota_backend_bytes: Some(16 * 1024 * 1024), ..Plan::of(1) });
     // Several writers, because members first ask whether there is space, and then carry out what is under way.
