@@ -1,5 +1,6 @@
 //! Tests that a revocation is in force at the verifiers when the command returns, and that the command names the
-//! verifiers at which it is not.
+//! verifiers at which it is not. Also tests that imported consents are in force when their command returns, and cut when
+//! they are withdrawn.
 
 use std::net::SocketAddr;
 use std::process::Output;
@@ -111,6 +112,55 @@ fn a_verifier_that_stands_still_is_named_and_delays_one_command() {
             code == Some(0) && said.contains(&format!("{VERIFIER}: not connected"))
         });
         ensure!(named, "nobody says that the verifier is not connected: {said}");
+        Ok(())
+    });
+}
+
+/// A policy by which Alice needs a consent of Dora to reach the echo service.
+const DELEGATED: &str = "
+[[delegations]]
+name = \"echo\"
+to = \"front\"
+delegates = \"person:dora\"
+who = \"everyone\"
+lifetime_max = \"1d\"
+";
+
+#[test]
+fn consents_of_a_file_are_in_force_at_once_and_their_flows_end_with_them() {
+    test(|| {
+        let world = World::new(Way::Nat)?;
+        let receiver = format!(
+            "[[receivers]]\nname = \"front\"\naddress = \"{FRONT4}\"\nservices = \"tcp/{ECHO}\"\nverifier = \"{VERIFIER}\"\n"
+        );
+        world.authority.apply(&(receiver + DELEGATED))?;
+        ensure!(call(&world.network.alice, echo(), QUIET).is_err(), "nobody gave access");
+        let file = world.authority.dir().join("consents.jsonl");
+        let import = |lines: &str| -> Result<Output> {
+            std::fs::write(&file, lines)?;
+            let mut command = world.authority.prepare(&["access", "import"]);
+            command.arg(&file).output().context("cannot run `vouchsafe authority access import`")
+        };
+        let line = "{\"who\": [\"alice\"], \"to\": \"front\", \"for\": \"1h\"}\n";
+        for faulty in
+            ["{\"who\": [\"alice\"], \"to\": \"front\", \"for\": \"2d\"}", "{\"who\": [\"alice\"]}", "no JSON"]
+        {
+            let refused = import(&format!("# a comment\n{line}{faulty}\n"))?;
+            let said = String::from_utf8_lossy(&refused.stderr);
+            ensure!(refused.status.code() == Some(2) && said.contains("consents.jsonl:3: "), "{faulty}: {refused:?}");
+        }
+        ensure!(call(&world.network.alice, echo(), QUIET).is_err(), "all of a file or nothing");
+        let given = import(line)?;
+        ensure!(given.status.success(), "{given:?}");
+        let mut flow = call(&world.network.alice, echo(), SOON)?;
+        exchange(&mut flow)?;
+        flow.set_read_timeout(Some(QUIET))?;
+        let given = String::from_utf8(given.stdout)?;
+        let (id, _) = given.split_once(':').with_context(|| format!("no id: {given}"))?;
+        let withdrawn = world.authority.command(&["access", "withdraw"], &[id])?;
+        ensure!(withdrawn.contains("withdrawn: 1 request"), "{withdrawn}");
+        ensure!(exchange(&mut flow).is_err(), "the flow goes on without its consent");
+        ensure!(call(&world.network.alice, echo(), QUIET).is_err(), "the consent has ended");
         Ok(())
     });
 }

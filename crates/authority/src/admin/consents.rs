@@ -69,7 +69,7 @@ pub fn read(text: &str, file: &str) -> Result<Vec<(usize, Giving)>> {
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
-        let place = || format!("{file}, line {number}");
+        let place = || format!("{file}:{number}");
         // The parser counts the lines of its own text, which has only one.
         let Line { who, to, services, r#for, until, note } = serde_json::from_str(line)
             .map_err(|error| anyhow!("{} (column {})", reason(&error), error.column()))
@@ -134,19 +134,19 @@ mod tests {
     fn a_line_that_is_not_valid_is_named_with_the_way_out() {
         let good = r#"{"who": ["alice"], "to": "db", "for": "8h"}"#;
         for (line, said) in [
-            (r#"{"who": ["alice"], "to": "db"}"#, "f, line 2: write either `for` or `until`"),
+            (r#"{"who": ["alice"], "to": "db"}"#, "f:2: write either `for` or `until`"),
             (r#"{"who": ["alice"], "to": "db", "for": "8h", "until": "2030-01-31"}"#, "write either"),
             (r#"{"who": ["alice"], "to": "db", "for": "8"}"#, "90m, 8h or 3d"),
             (r#"{"who": ["alice"], "to": "db", "until": "tomorrow"}"#, "is not a day"),
-            (r#"{"who": [], "to": "db", "for": "8h"}"#, "f, line 2: `who` is empty"),
-            (r#"{"who": "alice", "to": "db", "for": "8h"}"#, "f, line 2: invalid type"),
+            (r#"{"who": [], "to": "db", "for": "8h"}"#, "f:2: `who` is empty"),
+            (r#"{"who": "alice", "to": "db", "for": "8h"}"#, "f:2: invalid type"),
             (r#"{"who": ["alice"], "too": "db", "for": "8h"}"#, "unknown field `too`"),
-            ("who,to,for", "f, line 2: expected value (column 1)"),
+            ("who,to,for", "f:2: expected value (column 1)"),
         ] {
             let error = format!("{:#}", read(&format!("{good}\n{line}\n"), "f").unwrap_err());
             assert!(error.contains(said), "{line}: {error}");
         }
         let many = (0..=MOST_CONSENTS).map(|_| good).collect::<Vec<_>>().join("\n");
-        assert!(format!("{:#}", read(&many, "f").unwrap_err()).contains("line 501: a file has at most 500"));
+        assert!(format!("{:#}", read(&many, "f").unwrap_err()).contains("f:501: a file has at most 500"));
     }
 }

@@ -169,7 +169,7 @@ async fn import(at: &At, file: &Path) -> Result<()> {
     let length = read.with_context(|| format!("cannot read {named}"))?;
     ensure!(length as u64 <= MOST_FILE, "{named} is longer than {} MiB: divide it", MOST_FILE >> 20);
     let (numbers, all): (Vec<_>, Vec<_>) = consents::read(&text, &named)?.into_iter().unzip();
-    let place = |nth: usize| format!("{named}, line {}", numbers[nth]);
+    let place = |nth: usize| format!("{named}:{}", numbers[nth]);
     let given = consents::give(&at.directory(), all, true, place).await?;
     given.iter().for_each(print_consent);
     println!("in force: {}", count(given.len(), "consent"));
