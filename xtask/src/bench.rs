@@ -59,7 +59,7 @@ pub fn run(parts: &[String]) -> Result<()> {
         eprintln!("bench {name}");
         let begun = Instant::now();
         // If one bench cannot measure, the figures of the others are still useful.
-        match bench(package, target, argument, &vouchsafe) {
+        match until_quiet(name, || bench(package, target, argument, &vouchsafe)) {
             Ok((measured, whole)) => {
                 figures.extend(measured);
                 if !whole {
@@ -73,11 +73,7 @@ pub fn run(parts: &[String]) -> Result<()> {
     print(&figures);
     let summary = target_dir().join("bench/summary.json");
     fs::create_dir_all(summary.with_file_name("")).context("target/bench")?;
-    let with_verdict = |verdict: &str| {
-        let names = figures.iter().filter(|(_, figure)| figure["verdict"] == verdict).map(|(name, _)| name.as_str());
-        names.collect::<Vec<_>>().join(", ")
-    };
-    let (missed, noisy) = (with_verdict("missed"), with_verdict("too noisy"));
+    let (missed, noisy) = (with_verdict(&figures, "missed").join(", "), with_verdict(&figures, NOISY).join(", "));
     fs::write(&summary, serde_json::to_string_pretty(&Value::Object(figures))? + "\n")
         .with_context(|| format!("could not write {}", summary.display()))?;
     println!("\n{}", summary.display());
@@ -90,8 +86,37 @@ pub fn run(parts: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Runs a bench. Returns its figures, and whether every part of it could measure.
-fn bench(package: &str, target: &str, argument: Option<&str>, vouchsafe: &Path) -> Result<(Map<String, Value>, bool)> {
+/// The verdict on a figure whose yardstick moved too much.
+const NOISY: &str = "too noisy";
+/// How often a bench is run again because the machine was too noisy for a verdict.
+const AGAIN_MAX: u32 = 2;
+
+/// Measures again while the machine is too noisy for a verdict on some figures. A further run replaces only these figures:
+/// a bound that was missed stays missed.
+fn until_quiet(name: &str, measure: impl Fn() -> Result<Measured>) -> Result<Measured> {
+    let (mut figures, mut whole) = measure()?;
+    for _ in 0..AGAIN_MAX {
+        let noisy: Vec<_> = with_verdict(&figures, NOISY).into_iter().map(str::to_owned).collect();
+        if noisy.is_empty() {
+            break;
+        }
+        eprintln!("bench {name}: the machine was too noisy for a verdict on {}: measuring again", noisy.join(", "));
+        let (again, is_whole) = measure()?;
+        whole &= is_whole;
+        figures.extend(again.into_iter().filter(|(figure, _)| noisy.contains(figure)));
+    }
+    Ok((figures, whole))
+}
+
+fn with_verdict<'a>(figures: &'a Map<String, Value>, verdict: &str) -> Vec<&'a str> {
+    figures.iter().filter(|(_, figure)| figure["verdict"] == verdict).map(|(name, _)| name.as_str()).collect()
+}
+
+/// The figures of a bench, and whether every part of it could measure.
+type Measured = (Map<String, Value>, bool);
+
+/// Runs a bench.
+fn bench(package: &str, target: &str, argument: Option<&str>, vouchsafe: &Path) -> Result<Measured> {
     let mut command = cargo(["bench", "--quiet", "--package", package, "--bench", target]);
     command.args(argument.into_iter().flat_map(|argument| ["--", argument]));
     tests::with_settings(&mut command, vouchsafe);
@@ -118,7 +143,7 @@ fn print(figures: &Map<String, Value>) {
         };
         let cells = ["value", "unit", "yardstick", "ratio", "bound"].map(cell);
         let verdict = match &figure["verdict"] {
-            Value::String(verdict) if verdict == "too noisy" => {
+            Value::String(verdict) if verdict == NOISY => {
                 format!(
                     "too noisy: the yardstick moved by {:.0} %",
                     figure["noise"].as_f64().unwrap_or(f64::NAN) * 100.0
@@ -129,5 +154,27 @@ fn print(figures: &Map<String, Value>) {
             _ => String::new(),
         };
         row([name, &cells[0], &cells[1], &cells[2], &cells[3], &cells[4], &verdict]);
+    }
+}
+
+#[cfg(test)]
+mod tests_of_repetitions {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn only_figures_without_a_verdict_are_measured_again() {
+        let runs = Cell::new(0);
+        let measure = || {
+            runs.set(runs.get() + 1);
+            let first = if runs.get() == 1 { ["missed", NOISY, NOISY] } else { ["held", "missed", NOISY] };
+            let figure = |verdict| serde_json::json!({"verdict": verdict, "value": runs.get()});
+            Ok((["a", "b", "c"].map(str::to_owned).into_iter().zip(first.map(figure)).collect(), true))
+        };
+        let (figures, whole) = until_quiet("x", measure).unwrap();
+        assert!(whole && runs.get() == 3);
+        assert_eq!(with_verdict(&figures, "missed"), ["a", "b"]);
+        assert_eq!(with_verdict(&figures, NOISY), ["c"]);
+        assert_eq!((&figures["a"]["value"], &figures["b"]["value"]), (&1.into(), &2.into()));
     }
 }
