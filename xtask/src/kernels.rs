@@ -63,21 +63,21 @@ pub fn run(args: &Args) -> Result<()> {
             )
         })?,
     };
-    boot(&kernel, &test_binaries("--package=datapath")?, args)
+    boot(&kernel, &test_binaries("--package=datapath")?, args, false)
 }
 
-/// Runs the tests in the booted kernel as part of `test`. Uses the binaries that `cargo test --workspace` built. Does
-/// nothing if Debian's kernel is not available.
-pub fn run_after_workspace_tests() -> Result<()> {
+/// Runs the tests in the booted kernel as part of `test`, with the time that other tests leave. Uses the binaries that
+/// `cargo test --workspace` built. Does nothing if Debian's kernel is not available.
+pub fn run_beside_tests() -> Result<()> {
     let Some(kernel) = newest()? else {
         println!("kernels: SKIPPED: apt knows no Debian 12 kernel here; see `cargo xtask kernels --help` for --deb");
         return Ok(());
     };
     let args = Args { filter: "kernel_".into(), deb: None, timeout: 1200 };
-    boot(&kernel, &test_binaries("--workspace")?, &args)
+    boot(&kernel, &test_binaries("--workspace")?, &args, true)
 }
 
-/// Downloads and unpacks the kernel of [`run_after_workspace_tests`], which repeats this and then reports errors.
+/// Downloads and unpacks the kernel of [`run_beside_tests`], which repeats this and then reports errors.
 pub fn fetch_ahead() {
     let _ = newest();
 }
@@ -184,8 +184,9 @@ fn test_binaries(packages: &str) -> Result<Vec<PathBuf>> {
 /// Names of the test binaries that no guest has taken yet.
 type Queue = Mutex<VecDeque<String>>;
 
-/// Boots one guest per processor. Each guest asks for one test binary after the other until none is left.
-fn boot(kernel: &Kernel, binaries: &[PathBuf], args: &Args) -> Result<()> {
+/// Boots one guest per processor. Each guest asks for one test binary after the other until none is left. If
+/// `gives_way`, guests get processors only while no other process wants them.
+fn boot(kernel: &Kernel, binaries: &[PathBuf], args: &Args, gives_way: bool) -> Result<()> {
     let initramfs = initramfs(kernel, binaries, &args.filter)?;
     let names = binaries.iter().filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
     let mut names: Vec<_> = names.collect();
@@ -197,7 +198,8 @@ fn boot(kernel: &Kernel, binaries: &[PathBuf], args: &Args) -> Result<()> {
     let outcomes: Vec<Result<Outcome>> = std::thread::scope(|scope| {
         let guest = |number| {
             let (initramfs, queue) = (&initramfs, &queue);
-            scope.spawn(move || watch(start(kernel, initramfs)?, &format!("{}/{number}", kernel.version), queue, limit))
+            let name = format!("{}/{number}", kernel.version);
+            scope.spawn(move || watch(start(kernel, initramfs, gives_way)?, &name, queue, limit))
         };
         let guests: Vec<_> = (1..=guests).map(guest).collect();
         guests
@@ -224,8 +226,12 @@ fn rank(name: &str) -> usize {
 }
 
 /// Starts one emulated machine. Its serial line is the standard input and output of the process.
-fn start(kernel: &Kernel, initramfs: &Path) -> Result<Machine> {
-    let mut machine = command("qemu-system-x86_64");
+fn start(kernel: &Kernel, initramfs: &Path, gives_way: bool) -> Result<Machine> {
+    const QEMU: &str = "qemu-system-x86_64";
+    let mut machine = command(if gives_way { "chrt" } else { QEMU });
+    if gives_way {
+        machine.args(["--idle", "0", QEMU]);
+    }
     machine.args(
         "-accel tcg -cpu max -smp 1 -m 1024 -nographic -no-reboot -nodefaults -serial stdio -monitor none".split(' '),
     );

@@ -3,8 +3,9 @@
 //! `cargo test` starts one test program after the other. Most of ours wait for packets, timers and daemons, so it would
 //! leave the processors idle half of the time. This module asks cargo for the list of test programs and runs as many of
 //! them at once as there are processors, and one more while these leave processors idle. Programs that measure time run
-//! alone, after the others. A line after each program says how much processor time it used, and a line after each group,
-//! for which part of the time the processors were busy.
+//! one after the other, when the others have ended. Most of them leave processors idle as well, so the emulated machines
+//! run beside these, and get what they leave. A line after each program says how much processor time it used, and a line
+//! after each group, for which part of the time the processors were busy.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -22,8 +23,10 @@ use cargo_metadata::Message;
 use crate::run::{self, cargo, command_as_root, output};
 use crate::{build, kernels, target_dir};
 
-/// Test programs that compare durations or rates: other work beside them would change their results.
-const ALONE: &[(&str, &str)] = &[("compare", "small_run"), ("lab", "hostile_account"), ("lab", "cluster")];
+/// Test programs that compare durations or rates, and use all processors: any work beside them would change their results.
+const ALONE: &[(&str, &str)] = &[("lab", "hostile_account")];
+/// Test programs whose results another test program would change, but not work that gets only the time that they leave.
+const FIRST: &[(&str, &str)] = &[("compare", "small_run"), ("lab", "cluster")];
 /// The longest test programs, the longest of all first. They start before the others, so that no processor is idle at
 /// the end.
 const LONGEST: &[(&str, &str)] = &[
@@ -92,13 +95,14 @@ pub fn run(no_kernels: bool, args: &[String]) -> Result<()> {
         return run::run(with_settings(cargo(["test", "--workspace"]).args(args), &binary));
     }
     let programs = programs()?;
-    for listed in ALONE.iter().chain(LONGEST) {
+    for listed in ALONE.iter().chain(FIRST).chain(LONGEST) {
         ensure!(
             programs.iter().any(|program| program.is_in(&[*listed])),
             "no test program is {listed:?}: correct the list"
         );
     }
-    let (alone, mut together): (Vec<_>, Vec<_>) = programs.into_iter().partition(|program| program.is_in(ALONE));
+    let (alone, others): (Vec<_>, Vec<_>) = programs.into_iter().partition(|program| program.is_in(ALONE));
+    let (first, mut together): (Vec<_>, Vec<_>) = others.into_iter().partition(|program| program.is_in(FIRST));
     together.sort_by_key(|program| program.rank(LONGEST));
     let lanes = std::thread::available_parallelism()?.get();
     // The download of the kernel takes no processor from the tests.
@@ -108,12 +112,18 @@ pub fn run(no_kernels: bool, args: &[String]) -> Result<()> {
         fetching.join().ok().context("the thread that fetches a kernel panicked")?;
     }
     failed.extend(in_lanes(alone, 1, 0, &binary)?);
+    std::thread::scope(|scope| {
+        let machines = (!no_kernels).then(|| scope.spawn(kernels::run_beside_tests));
+        failed.extend(in_lanes(first, 1, 0, &binary)?);
+        let Some(machines) = machines else { return Ok(()) };
+        if let Err(error) = machines.join().unwrap_or_else(|_| bail!("the thread of the emulated machines panicked")) {
+            println!("xtask: {error:#}");
+            failed.push("the emulated machines".to_owned());
+        }
+        anyhow::Ok(())
+    })?;
     ensure!(failed.is_empty(), "tests FAILED in {}", failed.join(", "));
-    run::run(with_settings(&mut cargo(["test", "--workspace", "--doc", "--quiet"]), &binary))?;
-    if no_kernels {
-        return Ok(());
-    }
-    kernels::run_after_workspace_tests()
+    run::run(with_settings(&mut cargo(["test", "--workspace", "--doc", "--quiet"]), &binary))
 }
 
 /// Runs the tests of the rootless client with its static binary.
