@@ -121,7 +121,7 @@ impl State {
         known.extend(pairs.iter().filter(|pair| handles.insert(pair.handle)));
     }
 
-    /// Adds withdrawn consent, and removes withdrawals that void only expired segments.
+    /// Adds withdrawals of consent to the state, and removes withdrawals that void only expired segments.
     pub fn withdraw(&mut self, withdrawn: &[Withdrawal], now: u64) {
         Withdrawal::add(&mut self.config.withdrawn, withdrawn, now);
     }

@@ -105,7 +105,8 @@ async fn at_authority(
         None => found.push(Found::new(
             "places of tenants",
             Err(anyhow!(
-                "this authority is too old to list places, so the tenants were not compared with them: upgrade it first"
+                "this authority is too old to list places, so the tenants were not compared with them: upgrade the \
+                 authority, then check again"
             )),
         )),
     }

@@ -328,7 +328,7 @@ impl AccessRequests {
                     })
                 };
                 if services.is_empty() || !services.iter().all(is_part) {
-                    let why = "allow some of the services that the person asks for, and no others";
+                    let why = "allow one or more of the services that the person asks for, and no others";
                     return Err(Problem::Access(StatusCode::FORBIDDEN, "exceeds_request", why.into()));
                 }
                 Some((services, within(Some(lifetime))?))

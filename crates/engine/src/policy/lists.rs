@@ -2,10 +2,11 @@
 //! from the caller. The policy states for each list within which limits its entries count: the receivers, the people,
 //! the services, and the terms of the grants.
 //!
-//! A list counts only where no rule matches. So an entry never overrides a rule that denies, and never changes the terms
-//! of a rule that allows. Among the entries of a list that match, the one with the highest priority decides; among
-//! entries of equal priority, the latest; among entries of equal age, one that denies. If several lists have an entry
-//! about a request, an entry that denies decides.
+//! A list counts only where no rule matches. So an entry never overrides a rule that denies, and never changes the
+//! terms of a rule that allows. Among the entries of a list that match, the one with the highest priority decides. If
+//! several have this priority, the latest of them decides. If these are equally old and one of them denies, it decides.
+//! If several lists concern a request, each list first decides by its own priorities. If one of these decisions denies,
+//! the request is denied.
 
 use super::rulebook::{self, Packed, Rulebook, Ruling, Sender};
 use super::spans::Spans;

@@ -8,10 +8,10 @@ use engine::model::{Receiver, Service};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The position of an organisation in the chain.
+/// The position of an organisation in the [chain](Chain) of the verifier's organisations.
 #[derive(Clone)]
 pub struct ChainPosition {
-    /// All organisations.
+    /// All organisations of the verifier.
     pub chain: Arc<Chain>,
     /// Number of this organisation in the chain; 0 for the first one, whose programs are attached to interfaces.
     pub number: usize,

@@ -32,8 +32,8 @@ impl ClassSet {
         }
     }
 
-    /// Returns the class of a whole IPv6 address: its first byte if [`Self::one_class`] returns a prefix length for the
-    /// address, otherwise a hash of the address.
+    /// Returns the class of an IPv6 address: its first byte if [`Self::one_class`] returns a prefix length for the
+    /// address, otherwise a hash of all 16 bytes. [`Self::class_of_destination`] hashes only the first 8 bytes.
     pub fn class_of_address6(address: Ipv6Addr) -> u16 {
         let octets = address.octets();
         let (half, rest) = octets.split_at(8);
