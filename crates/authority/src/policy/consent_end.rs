@@ -1,9 +1,9 @@
 //! The end of consents: when its time is over, when it is withdrawn, or when its receiver's name is given to another
 //! receiver. Then the grants that rested on the consent end, too.
 //!
-//! The transaction that ends a consent records the person, the group or the tag as unexamined. A member of the cluster then examines the
-//! person's grants, and revokes those that are no longer allowed. Any member can do that, and several may: the result
-//! is the same. People do not wait for each other.
+//! The transaction that ends a consent records its holder as unexamined: a person, a group or a tag. A member of the
+//! cluster then examines the person's grants or, for a group or a tag, all grants. It revokes those that are no longer
+//! allowed. Any member can do that, and several may: the result is the same. People do not wait for each other.
 
 use super::access::AccessRequests;
 use super::examinations::{Examinations, NextEnd};
