@@ -1,5 +1,6 @@
 //! The HTTPS API: accepts connections within limits, authenticates requests, and answers them.
 
+pub(crate) mod calls;
 pub(crate) mod connection_limit;
 pub(crate) mod descriptors;
 pub(crate) mod downloads;

@@ -13,6 +13,7 @@ use crate::cluster::follow::{Follower, FollowerState};
 use crate::cluster::membership::Members;
 use crate::cluster::start::Start;
 use crate::grants::GrantIssuer;
+use crate::http::calls::Calls;
 use crate::http::connection_limit::ConnectionLimit;
 use crate::http::descriptors;
 use crate::http::downloads::Downloads;
@@ -74,6 +75,7 @@ parts! {
     metrics: Metrics,
     collector: Collector,
     throttle: Throttle,
+    calls: Calls,
     connection_limit: ConnectionLimit,
     queue: RequestQueue,
     /// The transfer of client keys in band, if it is configured.
@@ -387,6 +389,7 @@ impl Authority {
             password_check: Arc::new(PasswordCheck::new(storage.clone(), audit.clone(), throttle.clone())?),
             assertions: Arc::new(AssertionCheck { audience: directory.audience()? }),
             downloads: Arc::default(),
+            calls: Arc::default(),
             logins: Arc::default(),
             settings,
             directory,

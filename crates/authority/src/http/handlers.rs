@@ -8,6 +8,7 @@ mod state;
 use crate::cluster::follow::Follower;
 use crate::cluster::membership::Members;
 use crate::grants::GrantIssuer;
+use crate::http::calls::count_calls;
 use crate::http::extractors::{Body, Caller, Part, SessionCaller, VerifierCaller, slow_strangers};
 use crate::http::key_transfer::KeyTransfer;
 use crate::http::openapi::parts::{self, HandleText};
@@ -106,6 +107,7 @@ pub fn router(authority: Arc<Authority>, description: &str) -> Router {
         .fallback(async || Problem::NotFound("call"))
         .method_not_allowed_fallback(async || Problem::WrongMethod)
         .layer(from_fn_with_state(authority.throttle.clone(), slow_strangers))
+        .layer(from_fn_with_state(authority.calls.clone(), count_calls))
         .layer(from_fn_with_state(authority.metrics.clone(), metrics::count))
         .with_state(authority)
 }

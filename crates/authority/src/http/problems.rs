@@ -211,8 +211,8 @@ impl Problem {
             Self::NoMajority => (
                 S::SERVICE_UNAVAILABLE,
                 api::Problem::NO_MAJORITY,
-                "this member of the cluster has no contact with a majority, or its clock is wrong, and it has not \
-                 carried out the call: try again, or call another member",
+                "this member of the cluster has no contact with a majority, has a wrong clock, or is about to stop, \
+                 and has not carried out the call: try again, or call another member",
             ),
             Self::WrongMethod => (S::METHOD_NOT_ALLOWED, "wrong_method", "this method is not allowed here"),
             Self::Internal(_) => (S::INTERNAL_SERVER_ERROR, "internal", "internal error: see the authority's log"),

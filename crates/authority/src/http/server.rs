@@ -26,6 +26,8 @@ const LEAST_PAUSE: Duration = Duration::from_millis(20);
 const SETTLE: Duration = Duration::from_millis(250);
 /// Time for the last event to reach the listeners before the connections close.
 const FAREWELL: Duration = Duration::from_millis(300);
+/// Time that the answers to the last calls have to be written.
+const LAST_ANSWERS: Duration = Duration::from_millis(50);
 /// Interval at which expired records are deleted.
 const PRUNE: Duration = Duration::from_secs(3600);
 
@@ -139,10 +141,14 @@ impl Server {
         }
     }
 
-    /// Stops the server. Tells the endpoints of a cluster's member to change to another member, delivers the messages to
-    /// webhooks, and closes all connections. Then writes the last audit entries, and releases the directory.
+    /// Stops the server. Tells the endpoints of a cluster's member to change to another member, waits for calls that are
+    /// under way, delivers the messages to webhooks, and closes all connections. Then writes the last audit entries, and
+    /// releases the directory.
     pub async fn stop(mut self) {
         self.hand_over().await;
+        self.authority.calls.end(self.authority.members.cluster().is_some()).await;
+        // The last answers are on their way to the connections.
+        tokio::time::sleep(LAST_ANSWERS).await;
         self.authority.webhooks.finish().await;
         self.tasks.shutdown().await;
         if let Some((answering, _)) = self.segments.take() {
