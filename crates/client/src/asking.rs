@@ -151,7 +151,11 @@ impl Asker {
                 // Over HTTPS, another authority of the cluster can answer.
                 Some(Err(Error::Refused(problem))) if problem.is_no_majority() => {}
                 Some(answer) => return answer,
-                None => self.give_up(&line).await,
+                None => {
+                    // Another request may be opening a line, which must not delay this one.
+                    let asker = self.clone();
+                    tokio::spawn(async move { asker.give_up(&line).await });
+                }
             }
         }
         self.over_https(request, with_answers).await

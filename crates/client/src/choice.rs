@@ -12,8 +12,11 @@ pub(crate) const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duratio
 const STABLE: Duration = Duration::from_secs(10);
 /// Pause before an authority that announced its end is asked again: a restart takes some seconds.
 const RESTART: Duration = Duration::from_secs(5);
-/// Minimum interval between requests to authorities that failed, while their pauses are not over.
+/// Minimum interval between requests to authorities that failed, if no authority answers.
 pub(crate) const PACE: Duration = Duration::from_millis(100);
+/// Minimum interval between requests to authorities that failed, before their pauses are over, if another one counts as
+/// alive.
+const EARLY: Duration = Duration::from_millis(500);
 /// Time after which a new authority is measured. Processes that end soon measure nothing.
 const FIRST_MEASUREMENT: Duration = Duration::from_secs(5);
 /// Interval at which the round trips to authorities that answer are measured again.
@@ -123,6 +126,13 @@ impl Host {
         if is_old || self.answered.is_some_and(|answered| started < answered) {
             return None;
         }
+        // The request came before the end of the pause, so the next pause does not become longer.
+        if let State::Down { until } = self.state
+            && started < until
+        {
+            self.failed = Some(now);
+            return Some(until.max(now + PAUSES.0));
+        }
         if self.works_since.take().is_some_and(|since| now.saturating_sub(since) >= STABLE) {
             self.pause = PAUSES.0;
         }
@@ -187,9 +197,8 @@ impl Choice {
         self.turn(tried, now, false)
     }
 
-    /// Does what [`Self::next`] does, for a caller whom no authority that answers has helped so far: each of them was
-    /// silent, or has lost the majority. So the caller also asks the authorities that failed, even if their pauses are
-    /// not over: they may have come back.
+    /// Does what [`Self::next`] does, for a caller whom every authority that it has asked lets wait. So it also asks the
+    /// authorities that failed, even if their pauses are not over, because they may have come back.
     pub fn next_or_failed(&mut self, tried: &[Url], now: Duration) -> Turn {
         self.turn(tried, now, true)
     }
@@ -213,7 +222,7 @@ impl Choice {
         if now < self.next_trial {
             return Turn::Wait(self.next_trial - now);
         }
-        self.next_trial = now + PACE;
+        self.next_trial = now + if self.is_alive() { EARLY } else { PACE };
         Turn::Ask(url)
     }
 

@@ -114,10 +114,7 @@ impl Cluster {
             if running.is_empty() {
                 let turn = match first.take() {
                     Some(url) => Turn::Ask(url),
-                    None => self.change(|choice, now| match errors.unable {
-                        Some(_) => choice.next_or_failed(&tried, now),
-                        None => choice.next(&tried, now),
-                    }),
+                    None => self.change(|choice, now| choice.next(&tried, now)),
                 };
                 match turn {
                     Turn::Ask(url) => running.push(self.start(call, url, &mut tried)?),
@@ -130,8 +127,10 @@ impl Cluster {
                 hedges = call.repeats;
             }
             let patience = match &running[..] {
+                // Each further request waits longer, because every one of them is work for the cluster.
                 [.., last] if hedges && running.len() < TOGETHER_MAX => {
-                    Some(pause.take().unwrap_or_else(|| self.choice().patience(&last.url)))
+                    let patience = || self.choice().patience(&last.url) * running.len() as u32;
+                    Some(pause.take().unwrap_or_else(patience))
                 }
                 _ => None,
             };
@@ -157,6 +156,8 @@ impl Cluster {
                 Err(Failure::Unreached { error, .. }) => errors.unreached = Some((url, error)),
                 Err(Failure::Unable(error)) => errors.unable = Some(error),
                 Err(Failure::NotLoggedIn) => errors.is_unknown = true,
+                // An authority under load refuses what another one, which is still at work, possibly grants.
+                Err(Failure::Final(error)) if !running.is_empty() && is_of_one(&error) => errors.refused = Some(error),
                 Err(Failure::Final(error)) => return Err(error),
             }
         }
@@ -205,11 +206,17 @@ async fn ended(running: &mut Vec<Request>) -> (Url, Duration, Result<Response, F
     .await
 }
 
+/// Reports whether only the authority that answered refuses the call: it has too much to do, or something in it failed.
+fn is_of_one(error: &Error) -> bool {
+    matches!(error, Error::Refused(problem) if problem.status == 429 || problem.status >= 500)
+}
+
 /// The failures of the authorities that were asked.
 #[derive(Default)]
 struct Errors {
     /// Whether an authority answered that it does not know the token.
     is_unknown: bool,
+    refused: Option<Error>,
     unable: Option<Error>,
     unreached: Option<(Url, Error)>,
 }
@@ -220,6 +227,7 @@ impl Errors {
         match self {
             // An authority that answers knows all tokens but the newest, which no silent one makes valid again.
             Self { is_unknown: true, .. } => Error::NotLoggedIn,
+            Self { refused: Some(error), .. } => error,
             Self { unable: Some(error), .. } => error,
             Self { unreached: Some((url, Error::Unreachable(why))), .. } => {
                 Error::Unreachable(format!("none of the cluster's {tried} authorities answers; {}: {why}", shown(&url)))

@@ -72,7 +72,7 @@ impl Asker {
                     {
                         let mut state = asker.state.lock().await;
                         state.line = None;
-                        state.not_before = None;
+                        (state.not_before, state.unanswered) = (None, 0);
                     }
                     asker.ready().await;
                     tokio::time::sleep(RENEWAL_PAUSE).await;

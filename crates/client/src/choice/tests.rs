@@ -276,9 +276,13 @@ fn whom_nobody_helps_also_asks_those_that_failed_but_at_a_bounded_pace() {
     [1, 2].iter().for_each(|failed| choice.failed(&url(*failed), secs(1), secs(1)));
     assert_eq!(choice.next(&[url(0)], secs(1)), Turn::Over, "their pauses are not over");
     assert_eq!(choice.next_or_failed(&[url(0)], secs(1)), Turn::Ask(url(1)));
-    assert_eq!(choice.next_or_failed(&[url(0), url(1)], secs(1)), Turn::Wait(PACE));
-    assert_eq!(choice.next_or_failed(&[url(0), url(1)], secs(1) + PACE), Turn::Ask(url(2)));
+    assert_eq!(choice.next_or_failed(&[url(0), url(1)], secs(1)), Turn::Wait(EARLY));
+    assert_eq!(choice.next_or_failed(&[url(0), url(1)], secs(1) + EARLY), Turn::Ask(url(2)));
     assert_eq!(choice.next_or_failed(&[url(0), url(1), url(2)], secs(2)), Turn::Over);
+    for _ in 0..10 {
+        choice.failed(&url(1), secs(1) + EARLY, secs(1) + EARLY);
+    }
+    assert_eq!(choice.hosts[1].state, State::Down { until: secs(2) + EARLY }, "it is still the shortest pause");
     choice.answered(&url(2), secs(2), secs(2));
     for _ in 0..2 {
         assert_eq!(choice.next_or_failed(&[url(0)], secs(2)), Turn::Ask(url(2)), "it has answered since");
