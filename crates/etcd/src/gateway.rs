@@ -105,10 +105,11 @@ impl Gateway {
         self.good.store(index, Ordering::Relaxed);
     }
 
-    /// Records that a member did not answer. Another member is then asked first.
-    fn avoid(&self, index: usize) {
-        let next = (index + 1) % self.endpoints.len();
-        let _ = self.good.compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed);
+    /// Records that a member did not answer. If the member that is asked first is still `first`, the one after the
+    /// silent one is asked first from then on.
+    fn avoid(&self, silent: usize, first: usize) {
+        let next = (silent + 1) % self.endpoints.len();
+        let _ = self.good.compare_exchange(first, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// Sends a call to the members until one of them has answered or the time limit is reached.
@@ -121,6 +122,7 @@ impl Gateway {
         let mut failures: Vec<String> = vec![String::new(); self.endpoints.len()];
         let mut sent = false;
         while !call.deadline.saturating_duration_since(Instant::now()).is_zero() {
+            let first = self.good.load(Ordering::Relaxed);
             for (index, endpoint) in self.in_order().map(|(index, endpoint)| (index, endpoint.to_owned())) {
                 let left = call.deadline.saturating_duration_since(Instant::now());
                 // A change is only sent if there is time enough to connect. Otherwise, when the time is over, nobody
@@ -141,7 +143,7 @@ impl Gateway {
                     Failure::NotApplied(why) => why,
                     Failure::Unclear(why) if !call.once => why,
                     Failure::Unclear(why) => {
-                        self.avoid(index);
+                        self.avoid(index, first);
                         return Err(Failure::Unclear(format!("{endpoint}: {why}")));
                     }
                     Failure::Refused(why) => return Err(Failure::Refused(format!("{endpoint}: {why}"))),
@@ -284,9 +286,9 @@ mod tests {
         let order: Vec<_> = gateway.in_order().map(|(_, endpoint)| endpoint.to_owned()).collect();
         assert_eq!(order, ["http://c:1", "http://a:1", "http://b:1"]);
         let first = || gateway.in_order().map(|(index, _)| index).next();
-        gateway.avoid(1);
+        gateway.avoid(1, 1);
         assert_eq!(first(), Some(2), "another one has answered since");
-        gateway.avoid(2);
-        assert_eq!(first(), Some(0));
+        gateway.avoid(0, 2);
+        assert_eq!(first(), Some(1), "the first one was not there, and the next one was silent");
     }
 }

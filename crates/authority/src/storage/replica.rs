@@ -117,7 +117,7 @@ const STALE: Duration = Duration::from_millis(1500);
 /// that got no answer, but the next request finds it out. So the first waits are short: the server of etcd may be cut
 /// off, and another member that was cut off with it may have the turn for [`STALE`]. The later requests are made when etcd
 /// has probably elected another leader.
-const TURN_TIMES: [Duration; 3] = [Duration::from_millis(700), Duration::from_millis(900), Duration::from_millis(1500)];
+const TURN_TIMES: [Duration; 3] = [Duration::from_millis(800), Duration::from_millis(900), Duration::from_millis(1500)];
 /// The shortest and the longest pause between two looks whether the turn is free.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
 
@@ -232,6 +232,8 @@ pub(super) struct Replica {
     /// Identifies this open database in the key `turn`.
     holder: String,
     lease: Option<(i64, Instant)>,
+    /// Number of turns that this process has wanted.
+    wanted: u64,
     /// The number of the last entry whose changes this process knows.
     seen: u64,
     changes: Changes,
@@ -251,7 +253,7 @@ impl Replica {
         let holder = format!("{} {}", log.member(), hex::encode(random));
         let seen = Position::read(connection)?.applied;
         let patience = u64::from(random[0]) * 2;
-        Ok(Self { log, recorder, holder, lease: None, seen, changes: Changes::default(), patience })
+        Ok(Self { log, recorder, holder, lease: None, wanted: 0, seen, changes: Changes::default(), patience })
     }
 
     pub fn log(&self) -> &Log {
@@ -385,13 +387,14 @@ impl Replica {
     fn take_turn(&mut self) -> Result<Turn> {
         self.log.check_rest()?;
         let deadline = Instant::now() + WAIT;
+        self.wanted += 1;
         let (mut pause, mut times) = (PAUSES.0, TURN_TIMES.iter());
         let mut patience = times.next().copied().unwrap_or(WAIT);
         // The turn that somebody else has, and the time at which this member saw it first.
         let mut seen: Option<(i64, Instant)> = None;
         loop {
             let lease = self.lease()?;
-            let mut held = match self.log.take_turn(lease, &self.holder, patience)? {
+            let mut held = match self.log.take_turn(lease, (&self.holder, self.wanted), patience)? {
                 Taken::Turn(turn) => return Ok(turn),
                 Taken::Held(revision) => Some(revision),
                 Taken::NoLease => {
@@ -399,7 +402,7 @@ impl Replica {
                     None
                 }
                 Taken::Again => None,
-                // If etcd has recorded the turn, the next attempt finds it and gives it back.
+                // If etcd has recorded the turn, the next attempt finds it.
                 Taken::Unknown(why) => match times.next() {
                     Some(next) => {
                         patience = *next;

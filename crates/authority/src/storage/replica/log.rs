@@ -105,8 +105,8 @@ pub(super) enum Taken {
     Turn(Turn),
     /// Somebody else has the turn. etcd recorded that turn at this revision.
     Held(i64),
-    /// The caller itself had an earlier turn, from a request that got no answer. This turn was given back: the caller
-    /// can request again.
+    /// The caller itself had an earlier turn, which it did not know of any more. This turn was given back: the caller can
+    /// request again.
     Again,
     /// The lease has ended.
     NoLease,
@@ -242,12 +242,15 @@ impl Log {
     }
 
     /// Takes the turn if nobody has it. `holder` begins with the member's name, and is different for each open
-    /// database. Waits for etcd's answer for `patience` at most.
-    pub(super) fn take_turn(&self, lease: i64, holder: &str, patience: Duration) -> Result<Taken> {
+    /// database. Waits for etcd's answer for `patience` at most. If an earlier request with the same number `wanted` got
+    /// no answer, but the turn, the caller has the turn now.
+    pub(super) fn take_turn(&self, lease: i64, (holder, wanted): (&str, u64), patience: Duration) -> Result<Taken> {
         self.check_clock()?;
         let (turn, head) = (self.key("turn"), self.key("head"));
-        let put = Op::Put { key: turn.clone(), value: holder.into(), lease: Some(lease) };
-        let (success, failure) = (vec![put, Op::Get { key: head }], vec![Op::Get { key: turn.clone() }]);
+        let own = format!("{holder} {wanted}");
+        let put = Op::Put { key: turn.clone(), value: own.clone().into_bytes(), lease: Some(lease) };
+        let read = Op::Get { key: head };
+        let (success, failure) = (vec![put, read.clone()], vec![Op::Get { key: turn.clone() }, read]);
         let take = Txn { compare: vec![Compare::CreateRevisionIs(turn, 0)], success, failure };
         let reply = match self.ask(|store| store.txn_within(&take, patience)) {
             Ok(reply) => reply,
@@ -255,13 +258,17 @@ impl Log {
             Err(error @ Error::Unknown(_)) => return Ok(Taken::Unknown(error.to_string())),
             Err(error) => bail!(unavailable(error)),
         };
+        let head = || self.parse_head(reply.got.get(1).and_then(|found| found.first()));
         if reply.succeeded {
-            let head = self.parse_head(reply.got.get(1).and_then(|found| found.first()))?;
-            return Ok(Taken::Turn(Turn { revision: reply.revision, head }));
+            return Ok(Taken::Turn(Turn { revision: reply.revision, head: head()? }));
         }
         let Some(found) = reply.got.first().and_then(|found| found.first()) else { return Ok(Taken::Again) };
-        if found.value == holder.as_bytes() {
-            // No append of the earlier request can succeed after this.
+        if found.value == own.as_bytes() {
+            // Nobody has appended anything since etcd recorded this turn, so the head is the one to continue.
+            return Ok(Taken::Turn(Turn { revision: found.create_revision, head: head()? }));
+        }
+        if found.value.starts_with(format!("{holder} ").as_bytes()) {
+            // An append in that earlier turn possibly got no answer. It cannot succeed after this.
             self.delete_turn(found.create_revision)?;
             return Ok(Taken::Again);
         }

@@ -29,6 +29,10 @@ const REQUEST: u8 = 2;
 const CONNECTION: u8 = 3;
 /// All requests are lost.
 const ALL: u8 = 4;
+/// The answer to the next request for the turn is lost.
+const TURN: u8 = 5;
+/// The next request for the turn is lost.
+const TURN_REQUEST: u8 = 6;
 
 impl Lossy {
     fn check(&self) -> Result<(), Error> {
@@ -46,7 +50,7 @@ impl Store for Lossy {
         self.check()?;
         let is_append = txn.success.iter().any(|op| matches!(op, Op::Put { key, .. } if key.contains("/log/")));
         let loses = self.loses.load(Ordering::SeqCst);
-        if !is_append || loses == NOTHING {
+        if !is_append || matches!(loses, NOTHING | TURN | TURN_REQUEST) {
             return self.etcd.txn(txn);
         }
         self.loses.store(if loses == CONNECTION { ALL } else { NOTHING }, Ordering::SeqCst);
@@ -57,7 +61,15 @@ impl Store for Lossy {
     }
 
     fn txn_within(&self, txn: &Txn, _patience: Duration) -> Result<TxnReply, Error> {
-        self.txn(txn)
+        let loses = self.loses.load(Ordering::SeqCst);
+        if !matches!(loses, TURN | TURN_REQUEST) {
+            return self.txn(txn);
+        }
+        self.loses.store(NOTHING, Ordering::SeqCst);
+        if loses == TURN {
+            assert!(self.etcd.txn(txn).unwrap().succeeded);
+        }
+        Err(Error::Unknown("no answer".into()))
     }
 
     fn grant_lease(&self, ttl_seconds: u32) -> Result<i64, Error> {
@@ -116,6 +128,23 @@ fn an_append_whose_answer_is_lost_is_looked_up() {
     second.catch_up().unwrap();
     assert_same(&first, &second, &[]);
     assert_eq!((granted(&first), granted(&second)), (2, 1));
+}
+
+#[test]
+fn a_request_for_the_turn_whose_answer_is_lost_is_asked_again() {
+    let cluster = Cluster::of(1);
+    let ((mut first, loses), mut second) = (cluster.open_lossy("a"), cluster.join("b"));
+    let revision = || cluster.etcd().get(&cluster.log("a").key("head")).unwrap().unwrap().mod_revision;
+    for (number, loss) in [(1, TURN), (2, TURN_REQUEST), (3, NOTHING)] {
+        let before = revision();
+        loses.store(loss, Ordering::SeqCst);
+        assert_eq!(first.add_grants(&[grant(number, SESSION)]).unwrap(), [Recorded::Done]);
+        // The turn and the append: it has the turn for which it got no answer, and does not take another one.
+        assert_eq!(revision() - before, 2, "{loss}");
+        second.add_grants(&[grant(10 + number, SESSION)]).unwrap();
+    }
+    first.catch_up().unwrap();
+    assert_same(&first, &second, &[]);
 }
 
 #[test]
