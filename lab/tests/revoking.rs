@@ -159,6 +159,8 @@ fn consents_of_a_file_are_in_force_at_once_and_their_flows_end_with_them() {
         let (id, _) = given.split_once(':').with_context(|| format!("no id: {given}"))?;
         let withdrawn = world.authority.command(&["access", "withdraw"], &[id])?;
         ensure!(withdrawn.contains("withdrawn: 1 request"), "{withdrawn}");
+        let flows = world.verifier.flows()?;
+        ensure!(flows.iter().all(|flow| flow["person"] != "alice"), "the flow lives on: {flows:?}");
         ensure!(exchange(&mut flow).is_err(), "the flow goes on without its consent");
         ensure!(call(&world.network.alice, echo(), QUIET).is_err(), "the consent has ended");
         Ok(())

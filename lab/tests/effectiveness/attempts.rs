@@ -89,7 +89,8 @@ impl Attempts {
         match reason {
             DropReason::NoToken => return Ok(self.carry(outsider, protocol, port, &[])),
             DropReason::Malformed | DropReason::UnknownSuite => {}
-            DropReason::UnknownEpoch => header.epoch = epoch(if number.is_multiple_of(3) { 2 } else { -2 }),
+            // One epoch further than needed, so that the token stays unknown if the next epoch begins now.
+            DropReason::UnknownEpoch => header.epoch = epoch(if number.is_multiple_of(3) { 3 } else { -2 }),
             // At least two seconds, because the verifier's clock may be a tick behind this one.
             DropReason::Expired => header.expires = now() - 2 - u32::from(number) % 100,
             DropReason::LifetimeTooLong => header.expires = now() + MAX_LIFETIME + 60 + u32::from(number),
