@@ -37,17 +37,22 @@ const EXIT: &str = "VOUCHSAFE-EXIT ";
 /// The line with which the guest asks for the name of its next test.
 const NEXT: &str = "VOUCHSAFE-NEXT";
 
+/// The beginning of the names of the tests that run in the guest.
+const FILTER: &str = "kernel_";
+/// Number of seconds that a guest has.
+const LIMIT: u64 = 1200;
+
 /// Options of `kernels`.
 #[derive(clap::Args)]
 pub struct Args {
     /// Run only tests whose name contains this
-    #[arg(default_value = "kernel_")]
+    #[arg(default_value = FILTER)]
     filter: String,
     /// Use this kernel package instead of the newest that apt offers
     #[arg(long, value_name = "FILE")]
     deb: Option<PathBuf>,
     /// Give up after this many seconds in the guest
-    #[arg(long, default_value_t = 1200)]
+    #[arg(long, default_value_t = LIMIT)]
     timeout: u64,
 }
 
@@ -63,23 +68,34 @@ pub fn run(args: &Args) -> Result<()> {
             )
         })?,
     };
-    boot(&kernel, &test_binaries("--package=datapath")?, args, false)
+    let binaries = test_binaries("--package=datapath")?;
+    let initramfs = initramfs(&kernel, &binaries, &args.filter)?;
+    boot(&Prepared { kernel, binaries, initramfs }, &args.filter, args.timeout, false)
 }
 
-/// Runs the tests in the booted kernel as part of `test`, with the time that other tests leave. Uses the binaries that
-/// `cargo test --workspace` built. Does nothing if Debian's kernel is not available.
-pub fn run_beside_tests() -> Result<()> {
-    let Some(kernel) = newest()? else {
+/// The kernel and the files that a boot needs.
+pub struct Prepared {
+    kernel: Kernel,
+    binaries: Vec<PathBuf>,
+    initramfs: PathBuf,
+}
+
+/// Fetches the kernel and builds the initramfs for [`run_beside_tests`], with the binaries that `cargo test --workspace`
+/// built. Returns `None` if Debian's kernel is not available.
+pub fn prepare() -> Result<Option<Prepared>> {
+    let Some(kernel) = newest()? else { return Ok(None) };
+    let binaries = test_binaries("--workspace")?;
+    let initramfs = initramfs(&kernel, &binaries, FILTER)?;
+    Ok(Some(Prepared { kernel, binaries, initramfs }))
+}
+
+/// Runs the tests in the booted kernel as part of `test`, with the time that other tests leave.
+pub fn run_beside_tests(prepared: Option<Prepared>) -> Result<()> {
+    let Some(prepared) = prepared else {
         println!("kernels: SKIPPED: apt knows no Debian 12 kernel here; see `cargo xtask kernels --help` for --deb");
         return Ok(());
     };
-    let args = Args { filter: "kernel_".into(), deb: None, timeout: 1200 };
-    boot(&kernel, &test_binaries("--workspace")?, &args, true)
-}
-
-/// Downloads and unpacks the kernel of [`run_beside_tests`], which repeats this and then reports errors.
-pub fn fetch_ahead() {
-    let _ = newest();
+    boot(&prepared, FILTER, LIMIT, true)
 }
 
 /// An unpacked kernel package.
@@ -185,19 +201,19 @@ fn test_binaries(packages: &str) -> Result<Vec<PathBuf>> {
 type Queue = Mutex<VecDeque<String>>;
 
 /// Boots one guest per processor. Each guest asks for one test binary after the other until none is left. If
-/// `gives_way`, guests get processors only while no other process wants them.
-fn boot(kernel: &Kernel, binaries: &[PathBuf], args: &Args, gives_way: bool) -> Result<()> {
-    let initramfs = initramfs(kernel, binaries, &args.filter)?;
+/// `gives_way`, guests get processors only while no other process of this session wants them.
+fn boot(prepared: &Prepared, filter: &str, limit: u64, gives_way: bool) -> Result<()> {
+    let Prepared { kernel, binaries, initramfs } = prepared;
     let names = binaries.iter().filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
     let mut names: Vec<_> = names.collect();
     names.sort_by_key(|name| rank(name));
     let queue: Queue = Mutex::new(names.into());
     let guests = std::thread::available_parallelism()?.get().min(binaries.len());
     println!("kernels: booting {} in {guests} emulated machines", kernel.version);
-    let limit = Duration::from_secs(args.timeout);
+    let limit = Duration::from_secs(limit);
     let outcomes: Vec<Result<Outcome>> = std::thread::scope(|scope| {
         let guest = |number| {
-            let (initramfs, queue) = (&initramfs, &queue);
+            let queue = &queue;
             let name = format!("{}/{number}", kernel.version);
             scope.spawn(move || watch(start(kernel, initramfs, gives_way)?, &name, queue, limit))
         };
@@ -213,7 +229,7 @@ fn boot(kernel: &Kernel, binaries: &[PathBuf], args: &Args, gives_way: bool) -> 
         ensure!(outcome.exit == Some(0), "kernels: tests FAILED in {}", kernel.version);
         passed += outcome.passed;
     }
-    ensure!(passed > 0, "kernels: no test of the datapath has a name that contains {:?}", args.filter);
+    ensure!(passed > 0, "kernels: no test of the datapath has a name that contains {filter:?}");
     println!("kernels: {passed} tests passed in {}", kernel.version);
     Ok(())
 }

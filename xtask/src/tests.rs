@@ -105,15 +105,14 @@ pub fn run(no_kernels: bool, args: &[String]) -> Result<()> {
     let (first, mut together): (Vec<_>, Vec<_>) = others.into_iter().partition(|program| program.is_in(FIRST));
     together.sort_by_key(|program| program.rank(LONGEST));
     let lanes = std::thread::available_parallelism()?.get();
-    // The download of the kernel takes no processor from the tests.
-    let fetching = (!no_kernels).then(|| std::thread::spawn(kernels::fetch_ahead));
+    // Downloads take no processor from the tests.
+    let preparing = (!no_kernels).then(|| std::thread::spawn(kernels::prepare));
     let mut failed = in_lanes(together, lanes, 1, &binary)?;
-    if let Some(fetching) = fetching {
-        fetching.join().ok().context("the thread that fetches a kernel panicked")?;
-    }
+    let join = |thread: std::thread::JoinHandle<_>| thread.join().unwrap_or_else(|_| bail!("a thread panicked"));
+    let prepared = preparing.map(join);
     failed.extend(in_lanes(alone, 1, 0, &binary)?);
     std::thread::scope(|scope| {
-        let machines = (!no_kernels).then(|| scope.spawn(kernels::run_beside_tests));
+        let machines = prepared.map(|prepared| scope.spawn(move || kernels::run_beside_tests(prepared?)));
         failed.extend(in_lanes(first, 1, 0, &binary)?);
         let Some(machines) = machines else { return Ok(()) };
         if let Err(error) = machines.join().unwrap_or_else(|_| bail!("the thread of the emulated machines panicked")) {
