@@ -25,8 +25,9 @@ use crate::{build, kernels, target_dir};
 
 /// Test programs that compare durations or rates, and use all processors: any work beside them would change their results.
 const ALONE: &[(&str, &str)] = &[("lab", "hostile_account")];
-/// Test programs whose results another test program would change, but not work that gets only the time that they leave.
-const FIRST: &[(&str, &str)] = &[("compare", "small_run"), ("lab", "cluster")];
+/// Test programs beside which the emulated machines run. Another test program would change their results, but the machines
+/// get only the time that these programs leave.
+const BESIDE_MACHINES: &[(&str, &str)] = &[("compare", "small_run"), ("lab", "cluster")];
 /// The longest test programs, the longest of all first. They start before the others, so that no processor is idle at
 /// the end.
 const LONGEST: &[(&str, &str)] = &[
@@ -95,25 +96,28 @@ pub fn run(no_kernels: bool, args: &[String]) -> Result<()> {
         return run::run(with_settings(cargo(["test", "--workspace"]).args(args), &binary));
     }
     let programs = programs()?;
-    for listed in ALONE.iter().chain(FIRST).chain(LONGEST) {
+    for listed in ALONE.iter().chain(BESIDE_MACHINES).chain(LONGEST) {
         ensure!(
             programs.iter().any(|program| program.is_in(&[*listed])),
             "no test program is {listed:?}: correct the list"
         );
     }
     let (alone, others): (Vec<_>, Vec<_>) = programs.into_iter().partition(|program| program.is_in(ALONE));
-    let (first, mut together): (Vec<_>, Vec<_>) = others.into_iter().partition(|program| program.is_in(FIRST));
+    let (beside_machines, mut together): (Vec<_>, Vec<_>) =
+        others.into_iter().partition(|program| program.is_in(BESIDE_MACHINES));
     together.sort_by_key(|program| program.rank(LONGEST));
     let lanes = std::thread::available_parallelism()?.get();
     // Downloads take no processor from the tests.
     let preparing = (!no_kernels).then(|| std::thread::spawn(kernels::prepare));
     let mut failed = in_lanes(together, lanes, 1, &binary)?;
-    let join = |thread: std::thread::JoinHandle<_>| thread.join().unwrap_or_else(|_| bail!("a thread panicked"));
+    let join = |thread: std::thread::JoinHandle<_>| {
+        thread.join().unwrap_or_else(|_| bail!("the thread that prepares the emulated machines panicked"))
+    };
     let prepared = preparing.map(join);
     failed.extend(in_lanes(alone, 1, 0, &binary)?);
     std::thread::scope(|scope| {
         let machines = prepared.map(|prepared| scope.spawn(move || kernels::run_beside_tests(prepared?)));
-        failed.extend(in_lanes(first, 1, 0, &binary)?);
+        failed.extend(in_lanes(beside_machines, 1, 0, &binary)?);
         let Some(machines) = machines else { return Ok(()) };
         if let Err(error) = machines.join().unwrap_or_else(|_| bail!("the thread of the emulated machines panicked")) {
             println!("xtask: {error:#}");

@@ -216,6 +216,7 @@ fn is_of_one(error: &Error) -> bool {
 struct Errors {
     /// Whether an authority answered that it does not know the token.
     is_unknown: bool,
+    /// The refusal of an authority for a reason of its own ([`is_of_one`]).
     refused: Option<Error>,
     unable: Option<Error>,
     unreached: Option<(Url, Error)>,
