@@ -88,11 +88,11 @@ choices! {
     Slow:
     /// Large transfers suffer first.
     Transfers "large transfers must not take long",
-    /// Calls, remote desktops, controllers.
+    /// Calls, remote desktops and controllers suffer first.
     Delay "delay and jitter must be low",
-    /// Processors of the server or of small devices.
+    /// The processors of the server or of small devices suffer first.
     Processors "processors are scarce",
-    /// Nothing: users can wait for a moment.
+    /// Nothing suffers: users can wait for a moment.
     Nothing "speed hardly matters",
 }
 
@@ -154,7 +154,7 @@ impl Advice {
     /// Returns the recommendation in one sentence.
     pub fn sentence(&self) -> String {
         let named = |candidate: &Option<String>| {
-            candidate.as_ref().map_or_else(|| "a VPN".to_owned(), |name| format!("a VPN; first in this run: {name}"))
+            candidate.as_ref().map_or_else(|| "a VPN".to_owned(), |name| format!("a VPN (first in this run: {name})"))
         };
         match &self.recommendation {
             Recommendation::Vouchsafe => {
@@ -163,7 +163,7 @@ impl Advice {
             Recommendation::Tunnel(candidate) => format!("Do not use Vouchsafe here. Use {}.", named(candidate)),
             Recommendation::Both(candidate) => {
                 format!(
-                    "Use Vouchsafe for applications that encrypt by themselves, and for the others {}.",
+                    "Use Vouchsafe for applications that encrypt by themselves. For the others, use {}.",
                     named(candidate)
                 )
             }
@@ -228,7 +228,7 @@ fn reasons_against(answers: &Answers) -> Vec<String> {
     if !others.is_empty() {
         let names: Vec<_> = others.iter().map(ToString::to_string).collect();
         reasons.push(format!(
-            "Clients run {}: Vouchsafe's agent runs on Linux, on the device itself or on a router in front of it.",
+            "Clients run {}, but Vouchsafe's agent runs on Linux only: on the device itself or on a router before it.",
             names.join(", ")
         ));
     }
@@ -281,9 +281,8 @@ fn candidate(answers: &Answers, results: Option<&Results>, argument: &mut Vec<St
     };
     let ties: Vec<_> =
         ranking.places[1..].iter().filter(|place| place.place == 1).map(|place| place.name.as_str()).collect();
-    let tie =
-        if ties.is_empty() { String::new() } else { format!("; the data does not tell it from {}", ties.join(", ")) };
-    argument.push(format!("{} is first by these needs{tie}: {}.", first.name, first.reasons.join("; ")));
+    let tie = if ties.is_empty() { String::new() } else { format!("; in this run, it ties with {}", ties.join(", ")) };
+    argument.push(format!("{} ranks first for these needs{tie}: {}.", first.name, first.reasons.join("; ")));
     Some(first.name.clone())
 }
 

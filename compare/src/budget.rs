@@ -4,13 +4,16 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Shortest transfers, as a part of the plan's. Below that, TCP's start would weigh more than its way.
+/// Length of the shortest transfers, as a fraction of the length in the plan. In shorter transfers, TCP's slow start
+/// would weigh more than its steady rate.
 const LEAST: f64 = 0.35;
-/// Rounds are left out before transfers become shorter than that, but not below this number.
+/// Smallest number of rounds in which transfers may be longer than [`LEAST`]. If the time does not suffice for so many
+/// rounds, all of it goes into more rounds, with transfers of the shortest length.
 const FEWEST: u32 = 5;
-/// Before anything is measured: seconds of a turn beside its transfers, and what only the first round tries.
+/// Assumed time of a turn beside its transfers, before any turn was measured.
 const TYPICAL: Cost = Cost { fixed: 8.0, once: 25.0 };
-/// Part of the time that is planned with; the rest is for what takes longer than before.
+/// Fraction of the remaining time for which the budget plans. The rest is a reserve for turns that take longer than
+/// before.
 const PLANNED: f64 = 0.97;
 
 /// The time of a turn beside its transfers, in seconds.
@@ -90,7 +93,7 @@ impl Budget {
             if known.is_empty() { typical } else { known.iter().map(of).sum::<f64>() / known.len() as f64 }
         };
         let other = Cost { fixed: mean(|cost| cost.fixed, TYPICAL.fixed), once: mean(|cost| cost.once, TYPICAL.once) };
-        // Seconds without transfers, and those of transfers at full length, of the rounds before `end`.
+        // Returns the seconds that the rounds before `end` need: without transfers, and for transfers at full length.
         let needed = |end: u32| {
             coming.iter().filter(|turn| turn.round < end).fold((0.0, 0.0), |(fixed, transfers), turn| {
                 let cost = costs.get(&turn.name).copied().unwrap_or(other);
@@ -112,7 +115,7 @@ impl Budget {
         let fewest = FEWEST.min(rounds);
         let enough = (fewest..=rounds).rev().find(|end| longest(*end) >= LEAST);
         let end = enough.or_else(|| (1..fewest).rev().find(|end| longest(*end) >= LEAST)).unwrap_or(1);
-        // Where rounds are too few, none of the time is for longer transfers.
+        // If there are fewer rounds than that, no time is spent on longer transfers.
         let scale = if end < fewest { LEAST } else { longest(end).clamp(LEAST, 1.0) };
         Choice { scale, rounds: end, seconds: at(end, scale) }
     }

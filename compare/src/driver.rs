@@ -87,7 +87,8 @@ pub trait Driver: Send + Sync {
     /// Fails if it does not start.
     fn start_server(&self, scene: &mut Scene) -> Result<()>;
 
-    /// Starts the first client. It need not wait until the client is connected, because that time is measured.
+    /// Starts the first client. Does not have to wait until the client is connected, because the caller measures the
+    /// time until then.
     ///
     /// # Errors
     ///

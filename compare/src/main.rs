@@ -18,7 +18,7 @@ use compare::study::{self, Study};
 use compare::{record, report, truths};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
-/// Minutes for a run of everything, and for a quick one.
+/// Default time limits of `--all` and of `--quick`, in minutes.
 const MINUTES: [f64; 2] = [59.0, 7.6];
 
 /// Where results are kept unless `--out` or `--from` says otherwise.
@@ -167,7 +167,7 @@ struct RunArguments {
     /// Longest turn of a solution in seconds; a solution that takes longer is stopped, reported, and not measured again
     #[arg(long, value_name = "SECONDS", default_value_t = LONGEST_TURN.as_secs(), value_parser = clap::value_parser!(u64).range(1..))]
     limit: u64,
-    /// Have studies take as long as their papers: transfers of 30 s, keys that are renewed every 120 s for 10 min
+    /// Make studies as long as in the papers: transfers of 30 s, and runs of 10 min with new keys every 120 s
     #[arg(long, conflicts_with_all = ["quick", "smoke", "short", "minutes"])]
     paper_lengths: bool,
     /// The folder of the results
@@ -263,7 +263,7 @@ fn named(names: &[String]) -> Result<Chosen> {
     Ok((drivers::named(&rest)?, studies))
 }
 
-/// Has an interrupt end the run between two measurements, so that every namespace is removed.
+/// Makes SIGINT and SIGTERM end the run between two measurements, so that every namespace is removed.
 fn stop_on_signals() -> Result<()> {
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
         let action = SigAction::new(SigHandler::Handler(stop), SaFlags::empty(), SigSet::empty());

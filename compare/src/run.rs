@@ -125,7 +125,8 @@ impl Part<'_> {
         }
     }
 
-    /// Reports whether another solution of the order shows how this one answers after a change.
+    /// Reports whether the order contains another solution that recovers from changes in the same way, so that this one
+    /// need not be measured after them.
     fn answers_like_another(&self, order: &Order<'_>) -> bool {
         let Self::Solution(driver) = self else { return false };
         let Some(other) = driver.differs_by_cipher_from() else { return false };
@@ -164,7 +165,7 @@ pub fn run(order: &Order<'_>, dir: &Path, stop: &AtomicBool, mut say: impl FnMut
         let choice = budget.choose(&coming(&able, order, &journal, round), order.rounds);
         let whole = able.iter().all(|part| journal.is_done(&part.name(), round));
         if round > 0 && choice.rounds <= round && !whole {
-            say(&format!("there is no time for another round: {round} of {} were measured", order.rounds));
+            say(&format!("there is no time for another round: {round} of {} rounds were measured", order.rounds));
             return Ok(());
         }
         if choice.rounds != rounds || choice.scale < 1.0 {
@@ -195,13 +196,13 @@ pub fn run(order: &Order<'_>, dir: &Path, stop: &AtomicBool, mut say: impl FnMut
     Ok(())
 }
 
-/// Writes what the run consists of, and returns what can run here.
+/// Records the run's solutions and studies, and returns those that can run here.
 fn able<'a>(order: &Order<'a>, journal: &mut Journal, say: &mut impl FnMut(&str)) -> Result<Vec<Part<'a>>> {
     let names: Vec<_> = order.solutions.iter().map(|driver| driver.name()).collect();
     journal.add(&Record::Run { date: now(), machine: machine(), rounds: order.rounds, solutions: names })?;
     let mut able = Vec::new();
     let mut skip = |name: String, reason: String, journal: &mut Journal| {
-        say(&format!("{name}: not here: {reason}"));
+        say(&format!("{name} can't run here: {reason}"));
         journal.add(&Record::Skipped { solution: name, reason })
     };
     for driver in order.solutions {
@@ -224,7 +225,7 @@ fn able<'a>(order: &Order<'a>, journal: &mut Journal, say: &mut impl FnMut(&str)
     Ok(able)
 }
 
-/// Returns the turns from a round on that are not done.
+/// Returns the turns that are still to come in the round `from` and later rounds.
 fn coming(able: &[Part<'_>], order: &Order<'_>, journal: &Journal, from: u32) -> Vec<Coming> {
     let of = |round: u32| {
         able.iter().filter_map(move |part| {
@@ -236,7 +237,8 @@ fn coming(able: &[Part<'_>], order: &Order<'_>, journal: &Journal, from: u32) ->
     (from..order.rounds).flat_map(of).collect()
 }
 
-/// Measures one part in one round, with transfers of a part of the plan's length.
+/// Measures one solution or study in one round. `scale` is the length of its transfers as a fraction of the length in
+/// the plan.
 fn take_turn(
     part: Part<'_>,
     order: &Order<'_>,
@@ -267,7 +269,7 @@ fn take_turn(
     let once = match measured {
         _ if stop.load(Relaxed) => bail!("the run was stopped: the same command continues it"),
         Err(error) if watchdog.expired().load(Relaxed) => {
-            let error = format!("it was stopped after {} s: {error:#}", order.limit.as_secs());
+            let error = format!("the turn was stopped after {} s: {error:#}", order.limit.as_secs());
             sink(Record::Failed { solution: name.clone(), what: LIMIT.to_owned(), round, error })?;
             Duration::ZERO
         }

@@ -270,7 +270,7 @@ impl Drop for Scene {
     fn drop(&mut self) {
         for number in (1..=self.site.others.len() + 1).rev() {
             self.number = number;
-            // Parts that clients keep go when all of them have ended.
+            // The values that clients keep alive are dropped after the processes of all clients have ended.
             if let Err(error) = self.stop_processes(End::Client) {
                 eprintln!("compare: {error:#}");
             }

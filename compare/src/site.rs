@@ -179,7 +179,7 @@ pub fn tunnel_address(number: usize) -> String {
     format!("10.77.3.{}", number + 1)
 }
 
-/// Has a host do without IPv6, and accept packets on whatever interface they come.
+/// Turns off IPv6 on a host, and makes the host accept packets on every interface.
 fn quiet(host: &Namespace) -> Result<()> {
     for (key, value) in [
         ("net/ipv6/conf/all/disable_ipv6", "1"),

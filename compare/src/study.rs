@@ -61,7 +61,7 @@ pub fn all() -> Vec<Box<dyn Study>> {
     ]
 }
 
-/// Takes the cells of one round of a study.
+/// Records the cells of a study that are measured in one round.
 struct Cells<'a, 's> {
     study: &'static str,
     round: u32,
@@ -81,7 +81,8 @@ impl Cells<'_, '_> {
         })
     }
 
-    /// Measures a part; its failure is recorded, and the next part goes on.
+    /// Measures a part of the study. If the part fails, records the failure, so that the study continues with the next
+    /// part.
     fn part(&mut self, row: &str, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         ensure!(!self.ends.reached(), "ended before `{row}`");
         let Err(error) = work(self) else { return Ok(()) };
@@ -110,7 +111,7 @@ fn start(driver: &dyn Driver, clients: usize, path: Path) -> Result<(Scene, Serv
     Ok((scene, services))
 }
 
-/// Returns why a driver can't run here, with its name.
+/// Returns the driver's name with the reason why it can't run here; `None` if it can.
 fn missing(driver: &dyn Driver) -> Option<String> {
     obstacle(driver).map(|reason| format!("{}: {reason}", driver.name()))
 }

@@ -37,7 +37,7 @@ const SAME: [Quantity; 5] =
 const DROPPED: f64 = 2.0;
 const DROPPED_ERROR: f64 = 0.6;
 
-/// Coverage of an interval from which a truth is concluded.
+/// Minimum coverage of an interval that decides whether a truth was found.
 const ENOUGH: f64 = 0.95;
 
 /// A known truth, and whether the run found it.
@@ -127,7 +127,8 @@ impl Contrast {
         Self(ratios())
     }
 
-    /// Reports whether the first is the larger; unknown if the interval contains one, or is none.
+    /// Reports whether the first value is the larger one. Returns `None` if the interval of the ratio contains 1, or if
+    /// its coverage is too small.
     fn is_above_one(&self) -> Option<bool> {
         let summary = self.0.filter(|summary| summary.coverage >= ENOUGH)?;
         (summary.low > 1.0 || summary.high < 1.0).then_some(summary.low > 1.0)

@@ -11,7 +11,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Time for the clean-up after the programs were ended; what still runs then is ended, too.
+/// Time for the clean-up after the programs were ended. After this time, programs that run again are ended, too.
 const CLEANUP: Duration = Duration::from_secs(30);
 
 /// A time limit that runs until it is dropped.
@@ -58,7 +58,7 @@ fn watch(limit: Duration, ended: &Receiver<()>, expired: &AtomicBool) {
     }
 }
 
-/// Returns the processes that this one has started, and theirs.
+/// Returns the processes that this process has started, and all their descendants.
 fn descendants() -> Vec<i32> {
     let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {

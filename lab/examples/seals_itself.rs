@@ -19,10 +19,11 @@ use wire::{Destination, GrantHeader, GrantKey, Token, tail};
 
 /// The number of UDP.
 const UDP: u8 = 17;
-/// The address that packets come from inside the tunnel: any. The verifier gives each client another one.
+/// Source address of the packets inside the tunnel. Any address will do, because the verifier replaces it by an inside
+/// address that it gives the client.
 const INSIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
 const PORT: u16 = 40_000;
-/// How long an answer may take, and the interval between attempts.
+/// Time limit for an answer, and interval between attempts.
 const PATIENCE: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_millis(200);
 
@@ -94,7 +95,7 @@ pub fn talk(
     let (begun, mut buffer) = (Instant::now(), [0; 2048]);
     while begun.elapsed() < PATIENCE {
         let now = (begun.elapsed().as_millis() as u64 + 1, unix());
-        // Early records are encrypted, whatever is asked for: a weaker one has to wait for the tunnel.
+        // Early records are always encrypted. A packet with a weaker treatment has to wait for the tunnel.
         if weaker.is_none() || initiator.is_open(now.0) {
             // Until the verifier knows the flow, each packet of it carries a token of the service's grant.
             let token = Token::new(header, &key, unix(), nonce(), &inner);
@@ -119,7 +120,7 @@ pub fn talk(
                 && let Some(answer) = packet.get(28..)
                 && packet.get(20..22) == Some(&to.port().to_be_bytes())
             {
-                return String::from_utf8(answer.to_vec()).context("the answer is no text");
+                return String::from_utf8(answer.to_vec()).context("the answer is not UTF-8");
             }
         }
     }

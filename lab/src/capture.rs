@@ -73,8 +73,8 @@ impl Capture {
         lines.map(|line| packet(line).with_context(|| format!("no length in {line}"))).collect()
     }
 
-    /// Prints the packets captured so far that match the pcap filter. Reads the file again if it ends in the middle of a
-    /// packet, which tcpdump is just writing.
+    /// Prints the packets captured so far that match the pcap filter. Reads the file again if it ends in the middle of
+    /// a packet, because tcpdump is still writing this packet.
     fn read(&self, option: &str, filter: &str) -> Result<String> {
         let read = || {
             let mut command = Command::new("tcpdump");
@@ -110,7 +110,7 @@ impl Capture {
         // tcpdump sleeps only when it has no packets left to read.
         let stat = format!("/proc/{}/stat", self.tcpdump.pid());
         let sleeps = || fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") S "));
-        ensure!(poll(Duration::from_secs(5), sleeps), "tcpdump does not come to rest");
+        ensure!(poll(Duration::from_secs(5), sleeps), "tcpdump still has packets to read");
         Ok(())
     }
 }

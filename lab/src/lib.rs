@@ -53,13 +53,13 @@ pub use provider::Provider;
 pub use rootfs::Rootfs;
 pub use world::World;
 
-/// Pause between two evaluations of a condition: at least the first, at most the second.
+/// Minimum and maximum pause between two evaluations of a condition.
 const PAUSE: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(100)];
 
 /// Polls `condition` until it is true or `within` has elapsed; returns whether it became true.
 ///
-/// Pauses for twice as long as an evaluation takes. Many conditions start a command, and what they wait for needs the
-/// processor, too.
+/// Pauses for twice as long as an evaluation takes. Many conditions start a command, and the program that they wait for
+/// needs the processor, too.
 #[must_use]
 pub fn poll(within: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + within;

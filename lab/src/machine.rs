@@ -152,7 +152,7 @@ fn control_groups() -> Result<PathBuf> {
     Ok(mount[1].into())
 }
 
-/// Removes a control group and those in it, which must have no processes.
+/// Removes a control group and the control groups in it. None of them may have processes.
 fn remove_group(group: &Path) -> std::io::Result<()> {
     for entry in fs::read_dir(group)? {
         let entry = entry?;

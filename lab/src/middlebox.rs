@@ -15,10 +15,10 @@ use nix::sys::socket::{MsgFlags, SockaddrIn, sendto};
 use crate::net::Namespace;
 use crate::rough::{raw, tun};
 
-/// Name of the tun device of a box in user space, and mark of packets on their way there.
+/// Name of the tun device of a box in user space, and mark of packets on their way to this device.
 const TUN: &str = "box0";
 const MARK: u32 = 0x73;
-/// Mark of packets that come from there.
+/// Mark of packets that come from the tun device.
 const MARK_OUT: u32 = 0x74;
 
 /// Rules of nftables in a namespace. Dropping this value removes them.

@@ -36,7 +36,7 @@ pub fn nat(router: &Namespace, inside: &str, outside: &str) -> Result<()> {
 
 /// Time after which a [`Carrier`] forgets a silent flow, in seconds.
 const MAPPING: &str = "3";
-/// Time after which a [`Carrier`] forgets a TCP connection that is not open any more, or not yet, in seconds.
+/// Time after which a [`Carrier`] forgets a TCP connection that is closing or not open yet, in seconds.
 const CLOSING: [(&str, &str); 6] =
     [("syn_sent", "2"), ("fin_wait", "1"), ("close_wait", "1"), ("last_ack", "1"), ("time_wait", "1"), ("close", "1")];
 
@@ -92,7 +92,7 @@ impl<'a> Carrier<'a> {
 }
 
 /// Replaces the public IPv4 address `from` of a router by `to`, an address of the same network, as a provider may do at
-/// night. Both addresses have the length of their prefix. The router forgets the flows of the earlier address.
+/// night. Both addresses are given with their prefix length. The router forgets the flows of the earlier address.
 pub fn renumber(router: &Namespace, outside: &str, [from, to]: [&str; 2], via: &str) -> Result<()> {
     // Otherwise the kernel removes the second address together with the first.
     router.sysctl(&format!("net/ipv4/conf/{outside}/promote_secondaries"), "1")?;

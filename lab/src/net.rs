@@ -146,8 +146,9 @@ impl Namespace {
             .with_context(|| format!("cannot set {key}={value} in {}", self.name))
     }
 
-    /// Makes TCP use CUBIC, the kernel's own default, whatever the machine is set to. BBR sends by timers at the rate that
-    /// it has estimated. On a path without a slow link, a measurement would show its timers.
+    /// Makes TCP use CUBIC, the kernel's own default, whatever the machine is set to. BBR sends by timers at the rate
+    /// that it has estimated. On a path without a slow link, a measurement would show BBR's timers in place of the
+    /// path.
     pub fn use_cubic(&self) -> Result<()> {
         self.sysctl("net/ipv4/tcp_congestion_control", "cubic")
     }

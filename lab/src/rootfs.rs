@@ -21,7 +21,7 @@ const BPF: &str = "/sys/fs/bpf";
 pub struct Rootfs {
     dir: TempDir,
     pins: PathBuf,
-    /// Words that start a program in this root.
+    /// Path of the script that starts a program in this root.
     enter: PathBuf,
 }
 

@@ -55,9 +55,9 @@ impl Giver {
         Ok((epoch, self.master.proof_key(verifier, self.authority, epoch).context("the verifier's id is too long")?))
     }
 
-    /// Returns a segment for packets from the sender to the receiver in `ends`, where `interface` is the receiver's. It
-    /// is valid for all services or, if `service` (protocol and port) is given, for that service only. The caller can
-    /// change the segment before it calls [`Self::prove`].
+    /// Returns a segment for packets from the sender to the receiver in `ends`; `interface` is the receiver's
+    /// interface. The segment is valid for all services or, if `service` (protocol and port) is given, for that service
+    /// only. The caller can change the segment before it calls [`Self::prove`].
     pub fn segment(&self, ends: &Ends, interface: InterfaceId, service: Option<(u8, u16)>) -> Segment {
         let (protocol, port) = service.unwrap_or_default();
         let flags = ends.flags().with(SegmentFlags::PORT, service.is_some());
@@ -87,8 +87,8 @@ impl Giver {
         Ok(Minted { segment, vni, ends, proofs, hops: None })
     }
 
-    /// Returns the segment with a proof for each verifier of a fixed path, given each verifier's hop. Each
-    /// proof except the first is XORed with the lock of the verifier before it.
+    /// Returns the segment with a proof for each verifier of a fixed path. `path` gives the id and the hop of each
+    /// verifier. Each proof except the first is XORed with the lock of the verifier before it.
     pub fn prove_along(&self, segment: Segment, vni: Vni, ends: Ends, path: &[(&str, Ipv6Addr)]) -> Result<Minted> {
         let hops: Vec<_> = path.iter().map(|(_, hop)| *hop).collect();
         let hops = Hops::new(&hops).context("a path has 1 to 5 hops")?;

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::poll;
 
-/// Time that a command has.
+/// Time limit for a command to end, or to show a text.
 const PATIENCE: Duration = Duration::from_secs(180);
 /// The end of each question for a password.
 const QUESTION: &str = "assword: ";

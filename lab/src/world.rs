@@ -6,8 +6,8 @@
 //! mallory ┘                       └── authority
 //! ```
 //!
-//! None of the parts is simulated: the `vouchsafe` binary, kernels' network stacks, sshd. Dropping the world removes
-//! everything.
+//! No part is simulated: the `vouchsafe` binary, the kernel's network stacks and sshd are real. Dropping the world
+//! removes everything.
 
 mod agent;
 mod authority;

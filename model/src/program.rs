@@ -446,7 +446,7 @@ impl Run<'_> {
     }
 }
 
-/// Reports whether this field of a flow influences no decision. A model with such fields would only have more states.
+/// Reports whether no decision depends on this field of a flow. Such a field would only give the model more states.
 fn is_statistics(offset: u16) -> bool {
     let of = |from: usize, length: usize| (from..from + length).contains(&usize::from(offset));
     of(mem::offset_of!(Flow, bytes), 8) || of(mem::offset_of!(Flow, packets), 8) || of(mem::offset_of!(Flow, since), 4)
@@ -476,7 +476,7 @@ fn compile(edits: &[Edit]) -> Result<TempDir> {
             let name = Path::new(part).join(entry.file_name());
             let Ok(mut text) = fs::read_to_string(entry.path()) else { continue };
             for edit in edits.extract_if(.., |edit| Path::new(edit.file) == name) {
-                ensure!(text.matches(edit.from).count() == 1, "{}: not there once: {}", edit.file, edit.from);
+                ensure!(text.matches(edit.from).count() == 1, "{}: must occur exactly once: {}", edit.file, edit.from);
                 text = text.replace(edit.from, edit.to);
             }
             // Leave out the bounds for the kernel's verifier, which are in its assembly language.
@@ -484,7 +484,7 @@ fn compile(edits: &[Edit]) -> Result<TempDir> {
             fs::write(folder.join(&name), lines.collect::<Vec<_>>().join("\n"))?;
         }
     }
-    ensure!(edits.is_empty(), "no such file: {edits:?}");
+    ensure!(edits.is_empty(), "bpf/ and bpf/include have no file for these edits: {edits:?}");
     let clang = |arguments: &[&str]| -> Result<()> {
         let output = Command::new("clang").args(arguments).current_dir(&folder).output();
         let output = output.context("cannot run clang (is it installed?)")?;

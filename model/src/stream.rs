@@ -212,7 +212,7 @@ impl Stream {
         if acknowledged as usize == BLOCK_LEN {
             *client = Client::Connected(0);
         } else if acknowledged == 0 {
-            // The stack sends the data that the server has not acknowledged at once. Then the client resets the
+            // The stack at once sends the data that the server has not acknowledged. Then the client resets the
             // connection.
             *client = Client::GivenUp;
             state.on_the_way.insert(Segment::data(socket, 0, block()));

@@ -154,7 +154,8 @@ pub struct Report {
 pub const ONCE: &str = "each token admits at most once";
 /// Property: a token that has not been used yet admits its packet, if its grant has budget left.
 pub const FRESH: &str = "a fresh token within budget is admitted";
-/// Property: a revoked grant has no live flow once no packet is in progress that began before the revocation.
+/// Property: a revoked grant has no live flow after all packets whose processing began before the revocation have been
+/// processed.
 pub const REVOKED: &str = "a revoked grant's flow is never live again";
 /// Property: a flow does not change its owner.
 pub const OWNER: &str = "an open flow keeps its owner";

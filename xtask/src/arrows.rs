@@ -20,7 +20,7 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ("proofs", &["wire", "engine"], &["measure"]),
     ("shell", &[], &[]),
     ("measure", &[], &[]),
-    // Its own tests need its feature `stage`, and so it is among its dev-dependencies.
+    // The tests of `etcd` need its feature `stage`, so the crate is among its own dev-dependencies.
     ("etcd", &[], &["etcd"]),
     ("datapath", &["wire", "engine"], &["lab", "measure", "proofs"]),
     ("authority", &["wire", "api", "engine", "etcd", "shell"], &["client", "measure"]),

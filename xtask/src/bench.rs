@@ -90,11 +90,11 @@ pub fn run(parts: &[String]) -> Result<()> {
 const NOISY: &str = "too noisy";
 /// The verdict on a figure that is out of its bound.
 const MISSED: &str = "missed";
-/// How often a bench is run again because the machine was too noisy for a verdict.
+/// Maximum number of times that a bench is run again because the machine was too noisy for a verdict.
 const AGAIN_MAX: u32 = 2;
 
-/// Measures again while the machine is too noisy for a verdict on some figures. A further run replaces these figures, and
-/// those whose bounds it misses. A bound that was missed once stays missed.
+/// Measures again while the machine is too noisy for a verdict on some figures. A further run replaces these figures,
+/// and each figure that misses its bound in the further run. A bound that was missed once stays missed.
 fn until_quiet(name: &str, measure: impl Fn() -> Result<Measured>) -> Result<Measured> {
     let (mut figures, mut whole) = measure()?;
     for _ in 0..AGAIN_MAX {
@@ -118,7 +118,7 @@ fn with_verdict<'a>(figures: &'a Map<String, Value>, verdict: &str) -> Vec<&'a s
     figures.iter().filter(|(_, figure)| figure["verdict"] == verdict).map(|(name, _)| name.as_str()).collect()
 }
 
-/// The figures of a bench, and whether every part of it could measure.
+/// The figures of a bench, and whether none of its parts failed.
 type Measured = (Map<String, Value>, bool);
 
 /// Runs a bench.

@@ -127,7 +127,7 @@ pub fn rootless() -> Result<()> {
 
 /// The target of the code for macOS.
 const MACOS: &str = "aarch64-apple-darwin";
-/// macOS's header of this name, as far as the C code of dependencies reads it.
+/// Content that stands in for macOS's header `TargetConditionals.h`: the lines that the C code of dependencies needs.
 const TARGET_CONDITIONALS: &str = "#define TARGET_OS_MAC 1\n#define TARGET_OS_OSX 1\n#define TARGET_OS_IPHONE 0\n";
 
 /// Checks that the rootless client's code for macOS compiles. It makes no program. Nothing is linked, so the headers of

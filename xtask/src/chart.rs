@@ -54,7 +54,8 @@ mod tests {
         fs::read_to_string(root().join(MANIFESTS)).unwrap()
     }
 
-    /// Says so if there is no helm: the tests that need it then check nothing.
+    /// Reports whether helm is on this machine, and prints a line if it is not. The tests that need helm then check
+    /// nothing.
     fn has_helm() -> bool {
         let found = helm().is_some();
         if !found {

@@ -80,7 +80,7 @@ enum Task {
     Package(package::Args),
     /// Check the Helm chart with helm, and write its plain manifests to packaging/kubernetes
     Chart,
-    /// Measure; figures go to target/bench/summary.json
+    /// Run the benches; figures go to target/bench/summary.json
     Bench {
         /// Run only these benches
         #[arg(value_parser = bench::targets())]

@@ -175,14 +175,14 @@ fn make(args: &Args, source: &Path, target: &Path, out: &Path) -> Result<Vec<Pat
     Ok(made)
 }
 
-/// Returns the time of the last commit, in Unix seconds; `$SOURCE_DATE_EPOCH` outside of a repository.
+/// Returns `$SOURCE_DATE_EPOCH` if it is set, otherwise the time of the last commit, in Unix seconds.
 fn epoch(source: &Path) -> Result<String> {
     if let Ok(set) = std::env::var("SOURCE_DATE_EPOCH") {
         return Ok(set);
     }
     let mut git = command("git");
     git.arg("-C").arg(source);
-    // A checkout that another user owns is read as well.
+    // With this setting, git also reads a checkout that another user owns.
     git.args(["-c", "safe.directory=*", "log", "-1", "--format=%ct"]);
     match output(&mut git) {
         Ok(text) => Ok(text.trim().to_owned()),

@@ -9,7 +9,8 @@ use crate::scene::{End, Scene};
 use crate::site::{CLIENT, GATEWAY, LAN};
 use crate::workshop::{Workshop, client};
 
-/// How long a knock opens the gateway. It is a whole round here; people would knock before each connection.
+/// Time for which a knock opens the gateway. The time is long enough for a whole round. In real use, people knock
+/// before each connection.
 const OPEN: &str = "20m";
 
 const FILTER: &str = "table ip gate {

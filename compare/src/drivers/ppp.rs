@@ -12,7 +12,7 @@ use crate::workshop::{Workshop, client};
 
 const L2TP_PORT: u16 = 1701;
 const TLS_PORT: u16 = 4434;
-/// Options of both ends. The carrier checks who the other end is, if anything does.
+/// Options of both ends. PPP itself does not authenticate the other end; at most the carrier does.
 const OPTIONS: &str = "noauth\nnodefaultroute\nnoccp\nlocal\nipcp-accept-local\nipcp-accept-remote\nnodetach\n";
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use crate::workshop::{Workshop, client};
 /// The port of the first client. QuickTun needs a process and a port for each client.
 const PORT: u16 = 2998;
 
-/// Makes a key pair. Ordinary users don't have its folder in their PATH.
+/// Path of the program that makes a key pair. Its folder is not in the PATH of ordinary users.
 const KEYPAIR: &str = "/usr/sbin/keypair";
 
 struct QuickTun {
@@ -33,7 +33,7 @@ pub fn variants() -> Vec<Box<dyn Driver>> {
 impl QuickTun {
     /// Returns the lines that start one end of a tunnel. `up` is the command that QuickTun runs when its device exists.
     fn lines(&self, device: &str, up: &str, address: &str, [secret, public]: [&str; 2]) -> String {
-        // Without a window, in seconds, it accepts the replay of an old packet as its first one.
+        // If no time window (in seconds) is set, QuickTun accepts a replayed old packet as the first packet.
         let keys = match self.protocol {
             "raw" => String::new(),
             _ => format!("IF_QT_PRIVATE_KEY={secret} IF_QT_PUBLIC_KEY={public} IF_QT_TIME_WINDOW=10"),

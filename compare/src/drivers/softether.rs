@@ -99,7 +99,7 @@ impl Driver for Softether {
     }
 }
 
-/// Starts a program in a folder of its own: it keeps its state beside its binary.
+/// Starts a program in a folder of its own, because the program keeps its state beside its binary.
 fn program(scene: &mut Scene, end: End, name: &str) -> Result<()> {
     let own = scene.shop.machine(&scene.machine(end))?.join(name);
     if !own.exists() {

@@ -137,7 +137,7 @@ impl Driver for Strongswan {
                  children {{ net {{ local_ts = {own_ts}\n remote_ts = {peer_ts}\n esp_proposals = {}\n \
                  start_action = none\n dpd_action = restart\n {closed} {} mode = tunnel }} }} }}\n",
                 self.esp,
-                // One end renews: otherwise both would, at the same time.
+                // Only this end renews keys. Otherwise both ends would renew them at the same time.
                 if is_server { String::new() } else { self.rekey() }
             )
         };

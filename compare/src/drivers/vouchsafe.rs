@@ -131,7 +131,7 @@ impl Vouchsafe {
         matches!(self.treatment, Treatment::Sealed { .. })
     }
 
-    /// Returns what the policy's rule says beside who and whereto, and what the policy needs beside the rule.
+    /// Returns the end of the policy: the rule's lines after `who` and `to`, and what the policy needs after the rule.
     fn terms(&self) -> String {
         match self.treatment {
             Treatment::Token("shim") => "carrier = \"shim\"\n".to_owned(),

@@ -17,7 +17,8 @@ use crate::site::{GATEWAY, LAN, TUNNEL_GATEWAY, tunnel_address};
 use crate::workshop::{Workshop, client};
 
 const PORT: u16 = 51820;
-/// Where user-space implementations put their control sockets, one for each device, of all namespaces together.
+/// Folder in which user-space implementations put their control sockets, one for each device. All namespaces share the
+/// folder.
 const SOCKETS: &str = "/var/run/wireguard";
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -10,14 +10,14 @@ use lab::poll;
 use super::services::{Arrivals, COUNT, Services, datagram};
 use super::way::Way;
 
-/// Largest loss that still counts as none: one in a thousand, because a scheduler's pause on a shared machine may lose
-/// a burst that no solution has lost.
+/// Largest loss that still counts as none: one in a thousand. On a shared machine, a pause of the scheduler may lose a
+/// burst, and this loss is not the solution's.
 const FREE: f64 = 0.001;
-/// Steps of the search after a rate without loss was found, each of which halves the interval.
+/// Number of steps of the search after a rate without loss was found. Each step halves the interval.
 const STEPS: usize = 5;
-/// Steps in which such a rate must be found.
+/// Maximum number of steps until a rate without loss is found.
 const FIRST_STEPS: usize = 8;
-/// The first rate that is tried where nothing arrives of a flood.
+/// The rate that is tried first if nothing arrives of a flood, in datagrams per second.
 const SLOW: f64 = 4000.0;
 
 /// The datagrams that one measurement sent, and those of them that arrived.

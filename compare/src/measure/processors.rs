@@ -30,8 +30,8 @@ pub fn time(client: &Namespace, server: &Namespace) -> Time {
     Time { client: of(client), server: of(server), machine: busy as f64 / ticks }
 }
 
-/// Returns the processor time of a process in seconds, to the nanosecond: a transfer of half a second is some fifty ticks
-/// of the clock in `/proc`, too few to tell ciphers apart.
+/// Returns the processor time of a process in seconds, to the nanosecond. The clock in `/proc` is too coarse to tell
+/// ciphers apart: it has some fifty ticks in a transfer of half a second.
 fn spent(pid: i32) -> Option<f64> {
     let mut clock: libc::clockid_t = 0;
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

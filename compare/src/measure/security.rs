@@ -22,7 +22,7 @@ use crate::workshop::IDENTITY;
 
 /// Number of datagrams in an attempt.
 const TRIES: u64 = 30;
-/// Length of their payload in bytes. They are longer than any control packet that repeats.
+/// Payload length of these datagrams, in bytes. They are longer than any control packet that is sent repeatedly.
 const LENGTH: usize = 700;
 
 /// A security property, and the result of observing it.
@@ -284,8 +284,8 @@ pub fn flood(scene: &Scene, services: &Services, door: Door) -> Result<Observati
     let loss = sent.loss() * 100.0;
     let what = if matches!(door, Door::Tcp(_)) { "connections" } else { "datagrams" };
     let evidence = format!(
-        "beside {flooded} of a stranger's {what} a client lost {loss:.1} % of its datagrams; the server's processes used \
-         {:.0} % of a processor",
+        "while a stranger sent {flooded} {what}, a client lost {loss:.1} % of its datagrams; the server's processes \
+         used {:.0} % of a processor",
         cpu * 100.0
     );
     Ok(observed(Property::WithstandsFlood, loss < 5.0, evidence))

@@ -47,7 +47,7 @@ impl Use {
     }
 }
 
-/// Counts and delays of those datagrams of one run that arrived.
+/// Counts and delays of the datagrams that arrived in one run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Arrivals {
     run: u64,
@@ -185,7 +185,7 @@ impl Services {
         run
     }
 
-    /// Returns counts and delays of those datagrams of the present run that have arrived.
+    /// Returns counts and delays of the datagrams that have arrived in the present run.
     pub fn arrived(&self) -> Arrivals {
         self.arrivals().clone()
     }

@@ -24,7 +24,8 @@ use crate::site::Path;
 use crate::stats::{Summary, jitter};
 use crate::workshop::Workshop;
 
-/// Time within which the server must answer a client that was started, or after a restart or a move.
+/// Time within which the server must answer the client: after the client's start, after a restart of the server, and
+/// after a move of the client.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Time within which the queues of an earlier measurement must become empty.
 const SETTLED: Duration = Duration::from_secs(8);
@@ -59,9 +60,9 @@ pub struct Plan {
     pub paper_lengths: bool,
 }
 
-/// Fewest round trips, and shortest observation of idle traffic, in a shortened round.
+/// Minimum number of round trips in a shortened round.
 const FEW_TRIPS: usize = 40;
-/// See [`FEW_TRIPS`].
+/// Minimum time for which idle traffic is observed in a shortened round.
 const SHORT_IDLE: Duration = Duration::from_secs(2);
 
 impl Plan {
@@ -88,8 +89,8 @@ impl Plan {
     }
 }
 
-/// Name of the measurement of restarts. Once it has failed for a solution, it is not tried again in the run: every
-/// round would wait for a solution that does not recover.
+/// Name of the measurement of restarts. Once it has failed for a solution, it is not tried again in the run. Otherwise,
+/// every round would wait for a solution that does not recover.
 pub const RESTART: &str = "restart of the server";
 /// Name of the measurement of moves. Like [`RESTART`], it is not tried again once it has failed.
 pub const MOVE: &str = "change of address";
@@ -219,7 +220,7 @@ impl Round<'_> {
         if self.plan.changes_once { self.attempt_once(what, work) } else { self.attempt(what, work) }
     }
 
-    /// As [`Round::measure`], in the first round only.
+    /// Does the same as [`Round::measure`], but in the first round only.
     fn measure_once(
         &mut self,
         quantities: &[Quantity],
@@ -374,7 +375,7 @@ impl Round<'_> {
                 security::reading(&handshake, &data).into_iter().try_for_each(|seen| round.see(seen))
             })?;
             self.attempt_once("stolen keys", |round| {
-                // The data that were recorded with the handshake are of the same keys.
+                // The recorded handshake and these data belong to the same keys.
                 let data = security::send_data(&scene, services, emulator)?;
                 let Some(attempt) = round.driver.open_with_stolen_keys(&scene, &[&handshake[..], &data].concat())?
                 else {
@@ -420,7 +421,7 @@ impl Round<'_> {
             self.attempt_change(MOVE, |round| round.roam(&mut scene))?;
         }
         if self.plan.security {
-            // The last of all: a tunnel over TCP does not survive it.
+            // This measurement is the last one, because a tunnel over TCP does not survive flipped bits.
             self.attempt_once("flipped bits", |round| {
                 let started = round.start(Path::Emulated, |scene| Emulator::start(&scene.site).map(Some));
                 let Started { services, emulator, scene, .. } = started?;
@@ -475,7 +476,7 @@ fn until_answer(scene: &mut Scene, change: impl FnOnce(&mut Scene) -> Result<()>
     let changed = thread::scope(|scope| {
         let asking = scope.spawn(|| probe::first_answer(&way, server, PATIENCE));
         let changed = change(scene);
-        let answered = asking.join().map_err(|_| anyhow::anyhow!("the asking thread panicked"))?;
+        let answered = asking.join().map_err(|_| anyhow::anyhow!("the thread that waits for an answer panicked"))?;
         changed?;
         Ok::<_, anyhow::Error>(answered)
     })?;

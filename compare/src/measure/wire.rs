@@ -19,7 +19,7 @@ const BARE: usize = 60;
 /// Payload length, in bytes, of the shortest measured packet. 15 more follow, each a byte longer, so that the padding
 /// of a block cipher is averaged.
 const PAYLOAD: usize = 1000;
-/// Time for which the client has to be silent before a measurement, and how often this is tried.
+/// Time for which the client has to be silent before a measurement, and the number of tries.
 const QUIET: Duration = Duration::from_millis(200);
 const QUIET_TRIES: u32 = 25;
 

@@ -72,8 +72,8 @@ impl Contrast {
     }
 }
 
-/// Returns the means of a quantity over the tunnels over UDP and over TCP; `None` if one group is empty. Only tunnels
-/// in processes count, because the speed of tunnels in the kernel would hide the difference.
+/// Returns a quantity's mean for tunnels over UDP, and its mean for tunnels over TCP; `None` if one group is empty.
+/// Only tunnels in processes count, because the speed of tunnels in the kernel would hide the difference.
 pub fn udp_and_tcp(results: &Results, quantity: Quantity) -> Option<Contrast> {
     let of = |transport| {
         let belongs = move |claims: &Claims| claims.transport == transport && claims.plane == Plane::Process;
@@ -82,8 +82,7 @@ pub fn udp_and_tcp(results: &Results, quantity: Quantity) -> Option<Contrast> {
     Some(Contrast { first: of(Transport::Udp)?, second: of(Transport::Tcp)? })
 }
 
-/// Returns the means of a quantity over tunnels in the kernel and over tunnels in processes; `None` if one group is
-/// empty.
+/// Returns a quantity's mean for kernel tunnels, and its mean for tunnels in processes; `None` if one group is empty.
 pub fn kernel_and_process(results: &Results, quantity: Quantity) -> Option<Contrast> {
     let tunnel = |claims: &Claims| claims.transport != Transport::None;
     let of = |plane| mean(results, quantity, move |one| one.claims.plane == plane && tunnel(&one.claims));

@@ -68,7 +68,7 @@ pub fn insert(text: &str, results: &Results) -> Result<String> {
         (Some(from), Some(to)) if from < to => Ok(text[..from].to_owned() + &block + &text[to + close.len()..]),
         (None, None) => {
             let at =
-                text.find(BEFORE).with_context(|| format!("there is no section{BEFORE}before which it could go"))?;
+                text.find(BEFORE).with_context(|| format!("there is no section{BEFORE}to put the table before"))?;
             Ok(format!("{}\n## Compared with VPNs\n\n{block}\n{}", &text[..at], &text[at..]))
         }
         _ => bail!("one of the marks is missing, or they are in the wrong order: {open} … {close}"),

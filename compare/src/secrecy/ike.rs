@@ -7,14 +7,14 @@ use aws_lc_rs::hmac::{HMAC_SHA256, Key, sign};
 use super::{Attempt, open, payloads};
 use crate::measure::emulator::Seen;
 
-/// Payloads of RFC 7296, section 3.2.
+/// Types of payloads (RFC 7296, section 3.2).
 const KEY_EXCHANGE: u8 = 34;
 const NONCE: u8 = 40;
 const ENCRYPTED: u8 = 46;
-/// Length of IKE's header, and the place of the type of the first payload in it.
+/// Length of IKE's header, and the offset at which the header has the type of the first payload.
 const HEADER: usize = 28;
 const FIRST: usize = 16;
-/// The exchange that follows the first one, and the flag of the initiator's messages.
+/// Type of the exchange that follows the first one (IKE_AUTH), and the flag of the initiator's messages.
 const AUTH: u8 = 35;
 const INITIATOR: u8 = 8;
 
@@ -22,7 +22,7 @@ fn prf(key: &[u8], parts: &[&[u8]]) -> Vec<u8> {
     sign(&Key::new(HMAC_SHA256, key), &parts.concat()).as_ref().to_vec()
 }
 
-/// RFC 7296, section 2.13.
+/// Expands a key by the function `prf+` (RFC 7296, section 2.13).
 fn prf_plus(key: &[u8], seed: &[u8], length: usize) -> Vec<u8> {
     let (mut all, mut last) = (Vec::new(), Vec::new());
     for number in 1u8.. {
@@ -77,12 +77,14 @@ impl Session {
         })
     }
 
-    /// Opens the client's authentication with what both exchanges of keys gave, if it is that.
+    /// Opens the client's authentication with `secret`. Returns `None` if `secret` is not the secret that the key
+    /// exchange produced.
     fn open(&self, secret: &[u8]) -> Result<Option<Vec<u8>>> {
         let nonces =
             [find(&self.request, NONCE).context("no nonce")?, find(&self.response, NONCE).context("no nonce")?];
         let seed = prf(&nonces.concat(), &[secret]);
-        // SK_d (32), then, as the cipher authenticates by itself, SK_ei and SK_er (32 and a salt of 4 each).
+        // First SK_d (32), then SK_ei and SK_er (32 and a salt of 4 each). There are no SK_ai and SK_ar, because the
+        // cipher authenticates by itself.
         let spis = &self.response[..16];
         let keys = prf_plus(&seed, &[nonces[0], nonces[1], spis].concat(), 32 + 36 * 2);
         let (key, salt) = (&keys[32..64], &keys[64..68]);

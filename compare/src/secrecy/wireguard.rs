@@ -41,14 +41,14 @@ fn kdf<const N: usize>(chain: &Key, input: &[u8]) -> [Key; N] {
 fn shared(secret: &Key, public: &[u8]) -> Result<Key> {
     let key = PrivateKey::from_private_key(&X25519, secret).map_err(|_| anyhow!("not a private key"))?;
     agree(&key, UnparsedPublicKey::new(&X25519, public), anyhow!("not a public key"), |shared| {
-        shared.try_into().map_err(|_| anyhow!("a shared secret of another length"))
+        shared.try_into().map_err(|_| anyhow!("the shared secret does not have 32 bytes"))
     })
 }
 
 fn public(secret: &Key) -> Result<Key> {
     let key = PrivateKey::from_private_key(&X25519, secret).map_err(|_| anyhow!("not a private key"))?;
     let public = key.compute_public_key().map_err(|_| anyhow!("no public key"))?;
-    public.as_ref().try_into().context("a public key of another length")
+    public.as_ref().try_into().context("the public key does not have 32 bytes")
 }
 
 /// The state of the handshake.
@@ -116,7 +116,7 @@ pub fn attempt(frames: &[Seen], port: u16, client: &Key, server: &Key) -> Result
     ensure!(stamp.is_some(), "the stolen keys do not open the time in the first message");
     let theirs = &second[12..44];
     state.mix(theirs);
-    // The session needs the secret of both ephemeral keys; these are all others that the stolen keys give.
+    // The session's keys derive from the secret of both ephemeral keys. The stolen keys give only these other secrets.
     let substitutes = [
         shared(client, theirs)?,
         shared(server, ephemeral)?,

@@ -21,7 +21,7 @@ pub const NAME: &str = "ciphers";
 const PAPER_REKEY: u64 = 120;
 /// Renewals in a run, in the paper and here.
 const RENEWALS: u64 = 5;
-/// Bytes after which keys are renewed, where that is tried.
+/// Number of bytes after which keys are renewed, where the study renews keys by amount of data.
 const REKEY_BYTES: u64 = 60_000_000;
 
 /// The combinations: name, ESP proposal without and with a group for new keys.
@@ -93,7 +93,7 @@ fn sealed(forward_secrecy: bool) -> Box<dyn Driver> {
     vouchsafe::with("vouchsafe-seal", Treatment::Sealed { how: "encrypt", forward_secrecy })
 }
 
-/// Measures a tunnel whose keys last.
+/// Measures a tunnel whose keys stay the same.
 fn steady(row: &str, driver: &dyn Driver, plan: &Plan, cells: &mut Cells<'_, '_>) -> Result<()> {
     if missing(driver).is_some() {
         return Ok(());
@@ -109,7 +109,7 @@ fn steady(row: &str, driver: &dyn Driver, plan: &Plan, cells: &mut Cells<'_, '_>
 
 /// Measures a tunnel whose keys are renewed by the clock.
 fn renewed(row: &str, driver: &dyn Driver, plan: &Plan, cells: &mut Cells<'_, '_>) -> Result<()> {
-    // A little more than five renewals, so that five are whole.
+    // The time of a little more than five renewals, so that five are complete.
     let span = Duration::from_secs(rekey(plan) * RENEWALS) + Duration::from_millis(400);
     under_renewal(row, "keys renewed by time", driver, span, cells)
 }

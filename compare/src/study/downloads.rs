@@ -25,7 +25,7 @@ use crate::site::{Path, SERVER, SERVER_NEAR};
 pub const NAME: &str = "downloads";
 /// Largest number of clients.
 const CLIENTS: usize = 5;
-/// The server's port. All measurements' ports are neighbours, for policies that name them.
+/// The server's port. The ports of all measurements are adjacent, so that a policy can name them as a range.
 const PORT: u16 = 9004;
 /// Time in which TCP and TLS get under way before a download is measured.
 const WARM: Duration = Duration::from_millis(300);
@@ -71,7 +71,7 @@ impl Study for Downloads {
     }
 }
 
-/// Measures one scenario, and beside the gateway that forwards the way without it.
+/// Measures one scenario. With the gateway that only forwards, also measures the way without a gateway.
 fn through(driver: &dyn Driver, row: &str, plan: &Plan, keys: &Keys, cells: &mut Cells<'_, '_>) -> Result<()> {
     let (mut scene, _services) = start(driver, CLIENTS, Path::Bridge)?;
     let mut ways = Vec::new();

@@ -15,11 +15,12 @@ use crate::site::Path;
 
 /// Name of the study of first packets.
 pub const NAME: &str = "first-packets";
-/// Tries at full length, as in the paper.
+/// Number of tries in a round of full length, as in the paper.
 const TRIES: f64 = 1000.0;
-/// Full length of a plan's round trips.
+/// Number of round trips in a plan of full length. A plan with fewer round trips has fewer tries in proportion.
 const FULL: f64 = 200.0;
-/// A try that takes longer than a direct round trip by much takes this long.
+/// Time of a slow try, which takes much longer than a direct round trip. The run's budget assumes this time for every
+/// try.
 const TRY: Duration = Duration::from_micros(400);
 
 /// The study of the round trips of first packets.

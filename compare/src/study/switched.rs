@@ -22,13 +22,13 @@ use crate::measure::suite::{Ends, Plan, Sink};
 
 /// The study's name.
 pub const NAME: &str = "first-packets-switch";
-/// Tries at full length, as in the paper.
+/// Number of tries in a round of full length, as in the paper.
 const TRIES: f64 = 1000.0;
-/// Full length of a plan's round trips.
+/// Number of round trips in a plan of full length. A plan with fewer round trips has fewer tries in proportion.
 const FULL: f64 = 200.0;
-/// A try takes about this long.
+/// Approximate time of one try.
 const TRY: Duration = Duration::from_micros(600);
-/// Ports of the datagrams that are measured, and of those before.
+/// First source ports of the measured datagrams, and of the datagrams that are sent before them.
 const FIRST_PORT: u16 = 20_000;
 const WARM_PORT: u16 = 19_000;
 /// A first packet that is not answered within this time is left out.
@@ -112,8 +112,8 @@ fn start_agent(
     Ok(agent)
 }
 
-/// Returns the round-trip times of first datagrams, in microseconds. They come from these ports, because a port that
-/// comes twice would continue a flow.
+/// Returns the round-trip times of first datagrams, in microseconds. Each datagram has a source port of its own,
+/// counted from `first_port`, because a second datagram from the same port would continue a flow.
 fn datagrams(client: &Namespace, first_port: u16, count: usize) -> Result<Vec<f64>> {
     let to: SocketAddr = format!("{FRONT4}:{ECHO}").parse()?;
     client.enter(|| {
@@ -132,7 +132,8 @@ fn datagrams(client: &Namespace, first_port: u16, count: usize) -> Result<Vec<f6
     })
 }
 
-/// Returns the durations of connects to the authority, in microseconds. Leaves out those that take a second SYN.
+/// Returns the times in which connections to the authority were opened, in microseconds. Leaves out connections that
+/// needed a second SYN.
 fn connections(client: &Namespace, count: usize) -> Result<Vec<f64>> {
     let to: SocketAddr = format!("{AUTHORITY}:{AUTHORITY_PORT}").parse()?;
     client.enter(|| {
@@ -189,7 +190,7 @@ impl Study for Switched {
                     let expected = if controller == Controller::Full { validated.len() as u64 } else { 0 };
                     ensure!(made >= expected && (expected > 0 || made == 0), "{made} tokens, {expected} expected");
                     for (figure, mut times) in [(3, announced), (4, validated)] {
-                        ensure!(times.len() * 10 >= count * 9, "{} of {count} were answered", times.len());
+                        ensure!(times.len() * 10 >= count * 9, "only {} of {count} tries were answered", times.len());
                         times.sort_by(f64::total_cmp);
                         for (column, part) in [("median", 0.5), ("90th percentile", 0.9)] {
                             let at = ((times.len() - 1) as f64 * part) as usize;

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 /// Maximum time for a client to send a request, and to receive an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Maximum time until the daemon answers: for a login, it calls the authority.
+/// Maximum time until the daemon answers. It is long, because the daemon calls the authority for a login.
 const ANSWER: Duration = Duration::from_secs(60);
 /// Maximum length of a message, in bytes. It is large because a login contains certificates.
 const MOST: u64 = 1024 * 1024;

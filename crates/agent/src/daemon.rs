@@ -55,7 +55,7 @@ const RESOLVE: Duration = Duration::from_secs(60);
 const WAIT: Duration = Duration::from_secs(20);
 /// Maximum number of answers and commands that wait for the loop.
 const QUEUE: usize = 1024;
-/// Number of queued packets that the loop handles before other events, which may each take as long as many packets.
+/// Number of queued packets that the loop handles before other events. One event may take as long as many packets.
 const BATCH: usize = 64;
 
 /// A message to the loop from one of its tasks.
@@ -484,7 +484,7 @@ impl Daemon {
         if let Err(Refusal::Failed(why)) = &answer {
             failure = Some(why.clone());
         }
-        // No tunnel of another organisation may take this one's packets, or get its grants.
+        // No tunnel of another organisation may take the packets of this organisation, or get its grants.
         let answer = answer.map(|mut grant| {
             grant.tunnels.retain(|tunnel| self.agent.speaks_for(subject, tunnel.ip()));
             grant
@@ -510,7 +510,8 @@ impl Daemon {
         }
     }
 
-    /// Answers clients that have waited too long, because a failed request may be repeated much later, or never.
+    /// Answers clients that have waited too long. They would wait for the next request to the authority, but a failed
+    /// request may be repeated much later, or never.
     fn dismiss(&mut self) {
         let late = now().saturating_sub(WAIT);
         for waiter in self.waiters.extract_if(.., |waiter| waiter.since < late) {

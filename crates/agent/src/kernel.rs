@@ -30,8 +30,8 @@ use wire::map::{AuthorityEnd, GrantEntry, GrantSlot, HelpingDevices, Owner, Serv
 const KEY_ENDS_MAX: usize = 64;
 /// File with the list of online CPUs.
 const ONLINE: &str = "/sys/devices/system/cpu/online";
-/// Shortest sleep of the machine that can be detected. Shorter differences may come from the time between reading the
-/// two clocks.
+/// Shortest sleep of the machine that the agent detects, by the difference between two clocks. A smaller difference may
+/// come from the time between the readings of the clocks.
 const NAP: Duration = Duration::from_millis(100);
 /// Names of the counters shown to users.
 const COUNTERS: &[(&str, u32)] = &[
@@ -77,7 +77,7 @@ pub struct Kernel {
     injector: Injector,
     outlets: Outlets,
     running: Arc<AtomicBool>,
-    /// Counter. Increasing it makes the tasks reopen the buffers of queued packets.
+    /// Counter that the agent increases to make the tasks reopen the buffers of queued packets.
     openings: Arc<AtomicU64>,
     signs: Signs,
     addresses: u64,
@@ -361,7 +361,7 @@ impl Kernel {
     }
 }
 
-/// Signs that a buffer of queued packets possibly no longer works.
+/// Values whose change is a sign that a buffer of queued packets possibly no longer works.
 #[derive(Default)]
 struct Signs {
     /// The list of online CPUs.

@@ -18,7 +18,8 @@ use tokio::time::{Instant, sleep, timeout};
 use wire::map::TakenKey;
 use wire::{ClientKey, Pair};
 
-/// Maximum time by which a key may arrive after the answer that names its pair, because packets overtake each other.
+/// Maximum time for which the agent waits for a key after the answer that names the key's pair. The answer may overtake
+/// the packet with the key.
 const LATE: Duration = Duration::from_secs(1);
 /// Interval at which the agent looks into the table while it waits for a key.
 const LOOK: Duration = Duration::from_millis(10);

@@ -206,7 +206,7 @@ impl Sealed {
     }
 
     /// Assigns packets to a destination to the tunnel of a grant, if the packets have to travel in a tunnel, if any
-    /// sender asks for a treatment, or if `anyway`.
+    /// sender asks for a treatment, or if `anyway` is true.
     fn lead(&mut self, maps: &Maps, subject: Subject, to: Destination, grant: Handle, anyway: bool) -> Result<()> {
         let Some(TunnelGrant { sealing, only, tunnels, .. }) = self.grants.get(&(subject, grant)) else {
             return Ok(());
@@ -284,7 +284,8 @@ impl Sealed {
     /// Returns the tunnels for which the caller has to request a grant now. Each tunnel is given by its subject and the
     /// destination of its UDP packets. The caller has to call [`Self::opened`] or [`Self::failed`] for each of them.
     pub fn due(&mut self) -> Vec<(Subject, Destination)> {
-        // A verifier that refuses a tunnel refuses it with another handshake, too: it needs another grant.
+        // A verifier that has refused a tunnel also refuses another handshake with the same grant. So the tunnel needs
+        // another grant.
         let shown = self.running.as_ref().map(|pump| pump.end().show(times())).unwrap_or_default();
         for refused in shown.iter().filter(|shown| shown.refused == Some(Refusal::Revoked)).map(|shown| shown.key) {
             let is_it = |(subject, service): &(Subject, SocketAddr)| key_of(*subject, *service) == refused;
@@ -322,7 +323,8 @@ impl Sealed {
         }
     }
 
-    /// Makes requests due for which the subject's authority could not be reached. Call this when it has answered again.
+    /// Ends the pauses of requests that failed because the subject's authority could not be reached. The caller calls
+    /// this method when the authority has answered again.
     fn reached(&mut self, subject: Subject) {
         self.services.iter_mut().filter(|((of, _), _)| *of == subject).for_each(|(_, wanted)| wanted.reached());
     }
@@ -362,7 +364,7 @@ impl Sealed {
         let unix = |subject: &Subject| clocks.get(subject).map_or(local, |clock| wanted::unix(clock, now));
         grants.retain(|_, held| held.expires > unix(&held.subject));
         places.retain(|(subject, _), grant| grants.contains_key(&(*subject, *grant)));
-        // A tunnel that the policy no longer has, and that no grant names, needs no grant of its own.
+        // The agent needs no grant for a tunnel that the policy no longer has and that no grant names.
         let named: BTreeSet<(Subject, SocketAddr)> =
             grants.values().flat_map(|held| held.tunnels.iter().map(|tunnel| (held.subject, *tunnel))).collect();
         services.retain(|(subject, service), _| {
@@ -521,7 +523,8 @@ impl Sealed {
             let interface = Interface::named(DEVICE)?;
             let any = UdpSocket::bind("[::]:0").or_else(|_| UdpSocket::bind("0.0.0.0:0"));
             let socket = Socket::new(any.context("cannot open the tunnels' UDP socket")?)?;
-            // Before the device is up: the programs must not take the tunnel's own packets for a person's.
+            // This happens before the device is up, because the programs must not take the tunnel's own packets for a
+            // person's.
             maps.set_tunnel(interface.index, socket.cookie()?)?;
             route::add_address(interface.index, ADDRESS)?;
             let filter = format!("/proc/sys/net/ipv4/conf/{DEVICE}/rp_filter");

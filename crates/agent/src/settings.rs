@@ -69,7 +69,8 @@ pub struct Flags {
     /// Use only this interface; may be repeated [default: all except loopback, including interfaces that appear later]
     #[arg(long, value_name = "IF", env = "VOUCHSAFE_AGENT_INTERFACE", value_delimiter = ',')]
     pub interface: Vec<String>,
-    /// Let packets without a local socket (forwarded ones, containers') carry this user's tokens [default: none]
+    /// Let packets without a local socket (forwarded packets, packets of containers) carry this user's tokens [default:
+    /// none]
     #[arg(long, value_name = "USER", env = "VOUCHSAFE_AGENT_FORWARDED_AS")]
     pub forwarded_as: Option<String>,
     /// Let packets from this cgroup and the cgroups below it carry this user's tokens, whichever user sends them; may
@@ -278,7 +279,9 @@ impl Settings {
         let mut device_logins: BTreeMap<String, Vec<IpNet>> = BTreeMap::new();
         for setting in either(flags.device_logins, file.device_logins) {
             let (url, network) = setting.rsplit_once('=').with_context(|| {
-                format!("device_logins: {setting:?} is invalid: write URL=NETWORK, https://HOST:PORT=192.0.2.0/24")
+                format!(
+                    "device_logins: {setting:?} is invalid: write URL=NETWORK, such as https://HOST:PORT=192.0.2.0/24"
+                )
             })?;
             client::endpoint(url).with_context(|| format!("device_logins: {url:?}"))?;
             let network: IpNet = network
@@ -346,9 +349,9 @@ impl Settings {
 fn organisations(settings: &[String]) -> Result<BTreeMap<OrganisationName, Vec<IpNet>>> {
     let mut all: BTreeMap<OrganisationName, Vec<IpNet>> = BTreeMap::new();
     for setting in settings {
-        let (name, network) = setting
-            .rsplit_once('=')
-            .with_context(|| format!("organisation: {setting:?} is invalid: write NAME=NETWORK, acme=192.0.2.0/24"))?;
+        let (name, network) = setting.rsplit_once('=').with_context(|| {
+            format!("organisation: {setting:?} is invalid: write NAME=NETWORK, such as acme=192.0.2.0/24")
+        })?;
         let name: OrganisationName = name.parse().context("organisation")?;
         let network: IpNet = network
             .parse()

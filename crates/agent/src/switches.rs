@@ -158,7 +158,7 @@ impl Switches {
         self.protect(now);
     }
 
-    /// Gives all switches the rules for what is protected now.
+    /// Gives all switches the rules for the prefixes that are protected now.
     fn protect(&mut self, now: Duration) {
         let authorities = self.plane.authorities();
         for connection in self.connections.values_mut() {

@@ -17,7 +17,8 @@ const NAME: &str = "vouchsafe-treatment-";
 const COMMANDS: (usize, usize) = (512, 32);
 /// Maximum depth of a cgroup whose wish the kernel's program finds (`ASKER_LEVELS` in bpf/include/layout.h).
 const DEPTH: usize = 8;
-/// How many names are tried for a cgroup. The folder belongs to the user, who may have taken some.
+/// Number of names that are tried for a new cgroup. The user owns the folder around it, and may already use some of the
+/// names.
 const NAMES_TRIED: usize = 64;
 
 /// A sender and the sender's wish, in the form of an entry in the kernel's table.
@@ -36,7 +37,8 @@ pub fn setting(text: &str) -> Result<Wished> {
     let asker = match kind {
         "dscp" => {
             let number = name.parse().ok().filter(|number| (1..64).contains(number));
-            let id = number.with_context(|| format!("treatment: {name:?} is no DSCP: write a number from 1 to 63"))?;
+            let id =
+                number.with_context(|| format!("treatment: {name:?} is not a DSCP: write a number from 1 to 63"))?;
             Owner { kind: owner::DSCP, reserved: 0, id }
         }
         "user" => Owner { kind: owner::USER, reserved: 0, id: user(name).context("treatment")?.user().into() },
@@ -157,7 +159,7 @@ impl Wishes {
             return Err(error).with_context(|| format!("cannot put the process into {}", cgroup.display()));
         }
         let id = fs::metadata(&cgroup)?.ino();
-        // After a restart, its owner tells whose it is.
+        // After a restart of the agent, the owner of the cgroup's folder shows whose command it is.
         let _ = std::os::unix::fs::chown(&cgroup, Some(user), None);
         let wished = (Owner { kind: owner::CGROUP, reserved: 0, id }, bits);
         self.commands.push(Command { user, cgroup, wished });
@@ -182,7 +184,7 @@ impl Wishes {
 
     /// Removes the cgroups and wishes of commands that have ended. Returns whether any command has ended.
     pub fn sweep(&mut self) -> bool {
-        // The kernel refuses to remove one with processes in it.
+        // The kernel refuses to remove a cgroup with processes in it.
         let is_over = |command: &mut Command| fs::remove_dir(&command.cgroup).is_ok() || !command.cgroup.exists();
         self.commands.extract_if(.., is_over).count() > 0
     }

@@ -40,7 +40,8 @@ pub struct AccessAsked {
 pub struct AccessList {
     /// A page of the caller's requests, newest first.
     pub requests: Vec<AccessEntry>,
-    /// The place at which the list of older requests goes on, for the parameter `before`. Absent if there are none.
+    /// The value of the parameter `before` with which the caller gets the next page, of older requests. Absent if there
+    /// are no older requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
     /// The receivers for which the caller can ask.

@@ -19,8 +19,8 @@ pub struct Line {
     /// requests.
     #[serde(default)]
     pub grants: bool,
-    /// Whether a request for a segment on the line may ask for the segment for the answers, too (wire.md §8.15). Missing
-    /// if the authority is too old to know such requests.
+    /// Whether a request for a segment on the line may also ask for the return segment, for the receiver's answers
+    /// (wire.md §8.15). Missing if the authority is too old to know such requests.
     #[serde(default)]
     pub answers: bool,
     /// Whether a request for a segment on the line may name a path (wire.md §8.16). Missing if the authority is too old

@@ -41,7 +41,7 @@ const COUNTED: usize = 800_000;
 const WARM: usize = 100_000;
 /// Time without an answer after which the requests in flight count as lost.
 const LOST: Duration = Duration::from_millis(50);
-/// The client decrypts one in this many answers.
+/// Number of answers of which the client decrypts one.
 const OPENED: u64 = 1009;
 /// Minimum ratios of the rates of segments and of grants to the echo's rate.
 const BOUND: f64 = 0.8;
@@ -60,7 +60,7 @@ struct Line {
 }
 
 impl Line {
-    /// Returns the question for a grant, as it is asked now.
+    /// Returns the question for a grant, with the present time.
     fn grant(&self) -> [u8; wire::ask::QUESTION_LEN] {
         let question = GrantQuestion { to: self.grant, consented: false, time: now() as u32 };
         question.encode().expect("it can be asked")
@@ -301,8 +301,7 @@ async fn lines(directory: &Directory, address: SocketAddr, tokens: &[String]) ->
     lines
 }
 
-/// Returns the session that sends the request with this counter from a source; a source rotates through its own
-/// sessions.
+/// Returns the number of the session whose request has this counter at a source. The sessions of a source take turns.
 fn asks(source: usize, counter: u64) -> usize {
     source + SOURCES * (counter as usize % (SESSIONS / SOURCES))
 }
@@ -407,7 +406,7 @@ fn measure(
 /// A source address for requests.
 struct Source {
     socket: UdpSocket,
-    /// The number of requests sent, and the number of those without an answer.
+    /// Number of requests sent, and number of requests in flight.
     next: usize,
     under_way: usize,
     /// Times of sending, by counter.

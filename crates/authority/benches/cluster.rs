@@ -28,7 +28,7 @@ const MEMBERS: [&str; 3] = ["a", "b", "c"];
 const ROUNDS: usize = 41;
 /// Rounds before those that are counted.
 const WARM: usize = 5;
-/// Most milliseconds of the median.
+/// Maximum of the median times, in milliseconds.
 const MOST: f64 = 100.0;
 /// Number of people who ask in turn, because each of them may ask 32 times a day.
 const ASKERS: usize = 3;
@@ -126,7 +126,7 @@ fn caller(directory: &Directory, address: SocketAddr) -> Authority {
     Authority::new(&format!("https://{address}"), Some(&ca)).expect("a client")
 }
 
-/// Adds the delegate's account and logs the people in who ask for access.
+/// Adds the delegate's account, and logs in the people who ask for access.
 async fn populate(directory: &Directory) {
     let config = directory.path().join("authority.toml");
     let text = std::fs::read_to_string(&config).expect("its configuration");
@@ -155,8 +155,8 @@ fn token(number: usize) -> String {
     hex::encode(Sha256::digest(asker(number)))
 }
 
-/// Changes consents at the first member. Returns the milliseconds until each change was answered: those of consents
-/// that were given, then those of consents that were withdrawn.
+/// Changes consents at the first member. Returns the milliseconds until each change was answered: first the times for
+/// given consents, then the times for withdrawn consents.
 async fn consents(directory: &Directory, addresses: &[SocketAddr]) -> (Vec<f64>, Vec<f64>) {
     let mut console = Console::log_in(directory, addresses[0]).await;
     let (mut allowed, mut withdrawn) = (Vec::new(), Vec::new());
@@ -257,7 +257,8 @@ impl Console {
     }
 }
 
-/// Returns a policy of a hundred receivers, which differs from round to round, and of one receiver that is delegated.
+/// Returns a policy of a hundred receivers, which differs from round to round, and of one receiver about which the
+/// delegate decides.
 fn policy(round: usize) -> String {
     let receiver = |number: usize| {
         format!(

@@ -128,7 +128,7 @@ fn in_turn() -> (Vec<f64>, Vec<f64>) {
 }
 
 /// Repeats "1024 grants, log out" within one grant's lifetime until the account reaches its limit, and then continues.
-/// Returns the cost of a request beyond the limit, and of a recorded grant before.
+/// Returns the costs of requests beyond the limit, and the costs of the grants that were recorded before.
 fn logged_out() -> (Vec<f64>, Vec<f64>) {
     let mut world = World::new();
     let (mut quiet, mut attacked) = (Vec::new(), Vec::new());

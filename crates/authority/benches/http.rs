@@ -96,7 +96,8 @@ async fn main() {
     figures.print();
 }
 
-/// Returns a policy with every machine in five groups, by its login, and each receiver for one group.
+/// Returns a policy in which each receiver is open to one group. The logins of the machines put each machine into five
+/// groups.
 fn policy() -> String {
     let mut text = String::from("[groups]\n");
     for group in 0..GROUPS {
@@ -161,7 +162,7 @@ async fn wait_for(caller: &Authority, log: &Path) {
     }
 }
 
-/// Makes every connection call in a loop, each time as another of its machines.
+/// Makes calls in a loop on every connection. The machines of a connection take turns.
 async fn measure(
     callers: &Arc<Vec<Vec<(usize, Authority)>>>,
     server: u32,

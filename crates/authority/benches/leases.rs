@@ -30,9 +30,9 @@ const EPOCH: u32 = 3600;
 /// The day begins within an epoch.
 const START: u64 = 1_800_000_000 + 1234;
 const SOURCE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
-/// Most bytes of a person's day.
+/// Maximum number of bytes that a person's day adds to the database.
 const DAY_BYTES: f64 = 8192.0;
-/// Most of what a renewal costs, as a multiple of what the engine does for a grant.
+/// Maximum cost of a renewal, as a multiple of the cost of the engine's work for a grant.
 const RENEWAL: f64 = 2.0;
 const ROUNDS: usize = 40;
 const OF_ROUND: usize = 5000;
@@ -63,7 +63,7 @@ impl World {
         Self { policy, keyring, leases }
     }
 
-    /// Decides a request, and passes what is needed to issue the grant to `issue`.
+    /// Decides a request, and calls `issue`, which issues the grant from the permit and the destination.
     fn decide<T>(&self, person: &str, receiver: u8, now: u64, issue: impl FnOnce(&Permit<'_>, Destination) -> T) -> T {
         let address = Ipv4Addr::new(203, 0, 113, receiver).into();
         let to = Destination { address, protocol: 6, port: 22 };
@@ -185,7 +185,7 @@ fn main() {
     figures.print();
 }
 
-/// Returns the bytes by which a day of all persons, with login and logout, lengthens the database, per person.
+/// Returns the number of bytes per person that a day adds to the database, with login and logout.
 fn day(renews: bool) -> f64 {
     let room = tempfile::tempdir().expect("a directory");
     let file = room.path().join("authority.db");
@@ -220,7 +220,7 @@ fn day(renews: bool) -> f64 {
     (length() - empty) as f64 / PERSONS as f64
 }
 
-/// Returns the costs, in nanoseconds, of a renewal and of what the engine does for a grant, in pairs.
+/// Returns pairs of costs in nanoseconds: of a renewal, and of the engine's work for a grant.
 fn renewals() -> Vec<(f64, f64)> {
     let room = tempfile::tempdir().expect("a directory");
     let file = room.path().join("authority.db");

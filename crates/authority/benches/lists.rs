@@ -1,10 +1,10 @@
-//! A database of lists through the authority: its import, what an entry takes in memory, and changes while decisions are
-//! made.
+//! The costs of a large database of lists at the authority: its import, the memory of an entry, and changes while the
+//! authority decides.
 //!
-//! Without an argument, 10⁴ addresses have 10³ entries each; with the argument `whole`, 10⁶ addresses, which takes some
-//! 10 GB of memory, as much of the disk, and an hour. The changes go through the file of lists as commands write them: a
-//! hundred in a batch, each batch on the disk before it is in force. The yardstick of decisions during changes is the
-//! same decisions just before, without changes.
+//! Without an argument, 10⁴ addresses have 10³ entries each. With the argument `whole`, 10⁶ addresses have as many
+//! each. The bench then takes some 10 GB of memory, as much of the disk, and an hour. The changes go through the file
+//! of lists, in which the bench writes them as commands do, in batches of a hundred. Each batch is on the disk before
+//! it is in force. The yardstick for decisions during changes is the same decisions just before, without changes.
 //!
 //! Prints one JSON object, which `cargo xtask bench` collects.
 
@@ -34,9 +34,10 @@ const RATE: u64 = 10_000;
 const SPAN: Duration = Duration::from_secs(10);
 /// Number of decisions of a sample.
 const DECISIONS: u32 = 2000;
-/// Most bytes of memory that an entry takes.
+/// Maximum memory of an entry, in bytes.
 const ENTRY_BYTES: f64 = 10.0;
-/// Most that decisions during changes take, as a multiple of decisions without: changes use a processor of their own.
+/// Maximum time of decisions during changes, as a multiple of their time without changes. The limit is low, because
+/// changes use a processor of their own.
 const DURING: f64 = 2.0;
 
 const POLICY: &str = "[[receivers]]\nname = \"farm\"\naddress = \"10.0.0.0/8\"\nservices = \"tcp/22\"\n\

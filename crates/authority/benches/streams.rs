@@ -4,9 +4,8 @@
 //! The real server runs in a process of its own. Every endpoint is a TLS connection with HTTP/1.1, like that on which
 //! an agent listens. The endpoints have 200 loopback addresses, because the authority limits the connections of one
 //! address. The memory is the growth of the server's anonymous memory, from 64 endpoints to all of them, divided by the
-//! number of endpoints. It is read after each endpoint has heard two of the events that are sent every ten seconds. The
-//! kernel's memory for sockets is not in it. It is printed as a figure of its own, and contains both ends of each
-//! connection.
+//! number of endpoints. It is read after each endpoint has heard two of the events that are sent every ten seconds. It
+//! does not contain the kernel's memory for sockets. That is a figure of its own, for both ends of each connection.
 //!
 //! Three more figures are measured with fewer endpoints. `http.stream_http2_kib` is the same over HTTP/2.
 //! `http.stream_agent_kib` is the same for the client that agents have. `http.agent_kib` is all the memory for an agent
@@ -15,8 +14,8 @@
 //! Then every endpoint has a grant, and the operator applies a policy that allows none of them. `revocation.heard_ms`
 //! is the time from the start of this command until the last endpoint has decrypted the event that its grant is
 //! revoked. The server shares the processors of the machine with all endpoints. If the limit on open files allows fewer
-//! than 20 000 endpoints, but at least 10 000, the time is multiplied by the missing part. The same is done if
-//! `VOUCHSAFE_BENCH_STREAMS` sets a smaller number of endpoints.
+//! than 20 000 endpoints, but at least 10 000, the bench multiplies the time by 20 000 and divides it by the number of
+//! endpoints. It does the same if `VOUCHSAFE_BENCH_STREAMS` sets a smaller number of endpoints.
 //!
 //! Prints one JSON object, which `cargo xtask bench` collects.
 
@@ -53,7 +52,8 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 /// Number of endpoints, and the smallest number with which the bench measures.
 const MANY: usize = 20_000;
 const LEAST: usize = 10_000;
-/// Endpoints that listen before the first measurement, so that what the process needs once is not counted.
+/// Number of endpoints that listen before the first measurement. So memory that the process needs only once is not
+/// counted.
 const BEFORE: usize = 64;
 /// Number of endpoints in the measurements with fewer of them.
 const FEW: usize = 1_000;
@@ -63,9 +63,9 @@ const AGENTS: usize = 400;
 const OF_SOURCE: usize = 100;
 /// Source addresses of one /24.
 const OF_NETWORK: usize = 50;
-/// Most memory for an endpoint, in KiB.
+/// Maximum memory for an endpoint, in KiB.
 const MEMORY: f64 = 24.0;
-/// Most milliseconds until every endpoint has heard.
+/// Maximum time until every endpoint has heard of the revocation, in milliseconds.
 const HEARD: f64 = 1000.0;
 /// Number of handshakes at a time.
 const TOGETHER: usize = 64;
@@ -73,9 +73,9 @@ const TOGETHER: usize = 64;
 const FILES: u64 = 160;
 /// Longest wait for the endpoints.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Sets another number of endpoints.
+/// Name of the environment variable that sets another number of endpoints.
 const ENDPOINTS: &str = "VOUCHSAFE_BENCH_STREAMS";
-/// Names the authority's directory to the process that serves.
+/// Name of the environment variable that gives the serving process the authority's directory.
 const SERVES: &str = "VOUCHSAFE_BENCH_SERVES";
 
 /// A process that serves the authority until this value is dropped.
@@ -156,7 +156,7 @@ async fn main() {
     let (room, tokens) = seed(many);
     let directory = Directory::at(room.path().join("authority"));
     let serving = start(&directory);
-    // A grant that the server revokes at its start is not heard of later.
+    // If the server revoked a grant at its start, the endpoint would hear nothing of it later.
     let live = Database::open(&directory.database()).expect("the database").grants(now(), false).expect("grants");
     assert_eq!(live.len(), many, "the policy allows every grant");
     drop(live);
@@ -435,7 +435,8 @@ enum Protocol {
     Http2,
 }
 
-/// An endpoint that listens: as much of HTTP/1.1 (RFC 9112) or HTTP/2 (RFC 9113) as one stream of events takes.
+/// An endpoint that listens. It implements as much of HTTP/1.1 (RFC 9112) or HTTP/2 (RFC 9113) as one stream of events
+/// needs.
 struct Endpoint {
     number: usize,
     to: SocketAddr,

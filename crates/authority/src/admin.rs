@@ -440,17 +440,19 @@ pub fn unknown_names(directory: &Directory, policy: &Policy, networks: &Networks
     }
     let named = policy.receivers().iter().map(|receiver| receiver.verifier.as_str());
     let named: BTreeSet<_> = named.chain(networks.verifiers()).filter(|id| !verifiers.contains(*id)).collect();
-    let named = named.into_iter().map(|id| format!("no verifier {id}: `vouchsafe authority verifier add {id}`"));
+    let named =
+        named.into_iter().map(|id| format!("no verifier {id}: `vouchsafe authority verifier add {id}` adds it"));
     Ok(persons.into_iter().chain(named).chain(segments::unknown_names(networks, policy)).collect())
 }
 
 /// Returns the warning that `person` has no account, with the command that adds the account.
 pub(crate) fn no_account(person: &str) -> String {
-    format!("no account {person}: `vouchsafe authority user add {person}`")
+    format!("no account {person}: `vouchsafe authority user add {person}` adds it")
 }
 
-/// Opens the database for a change after which grants must be evaluated again. A server does that when it starts, but
-/// in a cluster other servers run, which do not evaluate what this process changes.
+/// Opens the database for a change after which grants must be evaluated again. A server evaluates all grants when it
+/// starts. In a cluster, this does not suffice: the servers of other members run already, and do not evaluate grants
+/// again for a change that this process makes.
 ///
 /// # Errors
 /// Fails if the authority is a member of a cluster and its server is not running, or the database cannot be opened.
@@ -484,7 +486,7 @@ async fn act_on(directory: &Directory, command: Command) -> Result<Option<String
     Ok(done)
 }
 
-/// Does what [`act_on`] does, but returns who has followed in place of the warning.
+/// Does what [`act_on`] does, but does not warn. Instead, returns which verifiers and members have followed.
 async fn follow_up(directory: &Directory, command: Command) -> Result<(Option<String>, Followed)> {
     Ok(match control::ask(directory, command).await? {
         Some(Reply::Refused(why)) => {

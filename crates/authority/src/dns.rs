@@ -56,8 +56,8 @@ impl Published {
         };
         let record = Record::new(authority, protects);
         let record = record.context(
-            "cannot build the record of the domain: set `protects` in [dns] to few networks that cover the addresses \
-             in the policy",
+            "cannot build the record of the domain: set `protects` in [dns] to a few networks that cover the \
+             addresses in the policy",
         )?;
         Ok(Self { domain: dns.domain, record, ttl: dns.ttl, servers: dns.servers })
     }

@@ -58,10 +58,12 @@ struct RecordedGrant<'a> {
     confirmations: usize,
 }
 
-/// Number of times that the authority draws another number for a grant whose handle would begin with a zero byte.
+/// Maximum number of grant numbers that the authority draws for one grant. It draws again if the grant's handle would
+/// begin with a zero byte.
 const DRAWS: usize = 8;
 
-/// Number of times that a request is decided again because something changed that its grant depends on.
+/// Maximum number of times that the authority decides a request. It decides again if the basis of the decision has
+/// changed meanwhile.
 const TRIES: usize = 32;
 
 /// A grant that the policy allows.
@@ -348,8 +350,8 @@ impl GrantIssuer {
         Ok(Allowed { session, permit, scope, to, source, verifier_key, now })
     }
 
-    /// Issues the next lease of the grant that the session has for such a request. Returns `None` if it has none, or if
-    /// the lease would be longer than the record states.
+    /// Issues the next lease of the grant that the session has for such a request. Returns `None` if the session has no
+    /// such grant, or if the lease would be longer than the record states.
     fn renew(&self, token: &TokenHash, allowed: &Allowed<'_>) -> Result<Option<(Issued, GrantOwner, Course)>, Problem> {
         let issue = allowed.issue(&self.settings);
         let Some(wanted) = allowed.wanted(&issue) else { return Ok(None) };
@@ -512,9 +514,9 @@ impl Allowed<'_> {
         }
     }
 
-    /// Returns the recorded grant that such a request can renew. Returns `None` for grants of which each is used for
-    /// something else: a single flow, or the nonces of a pair. Also returns `None` for a session whose handles contain
-    /// no holder.
+    /// Returns the recorded grant that such a request can renew. Returns `None` if each request needs a grant of its
+    /// own: for a single flow, or for the nonces of a pair. Also returns `None` for a session whose handles contain no
+    /// holder.
     fn wanted(&self, issue: &Issue<'_>) -> Option<Wanted<'_>> {
         let Permit { receiver, terms, .. } = &self.permit;
         if terms.single || terms.suite == GrantSuite::Sha224 || self.session.holder == Holder::default() {

@@ -26,8 +26,8 @@ use wire::{Epoch, Flags, Handle, Holder};
 /// last grants, whose handles must not be mistaken for those of new grants.
 const LEFT_OUT: u32 = 1 << 16;
 
-/// Maximum number of numbers that wait to be used again. More are in progress at once only if as many requests are
-/// refused at once; the others are lost.
+/// Maximum number of grant numbers that wait to be used again. If more numbers are given back at once, because so many
+/// requests are refused at once, the others are lost.
 const UNUSED_MAX: usize = 4096;
 
 /// The values of a requested grant. Only a request with the same values renews the grant.
@@ -172,8 +172,8 @@ impl Leases {
         Some(Lease { half, is_announced, length: entry.renewable.lease, until: entry.until })
     }
 
-    /// Returns a number for a new grant, and the lower half of the grant's first handle. Uses numbers first that were
-    /// given back.
+    /// Returns a number for a new grant, and the lower half of the grant's first handle. If numbers were given back,
+    /// uses one of these.
     pub fn begin(&self) -> (u32, u32) {
         let given_back = self.unused.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let number = given_back.unwrap_or_else(|| self.next.fetch_add(1, Ordering::Relaxed) % NUMBERS);

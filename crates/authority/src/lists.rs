@@ -21,11 +21,12 @@ use crate::cluster::config::ClusterConfig;
 use anyhow::{Result, bail};
 use engine::policy::Policy;
 
-/// Checks that the lists that a policy uses exist. Where no authority is set up, a policy can be checked without them.
+/// Checks that the lists that a policy uses exist. Checks nothing if the directory has no authority, so that a policy
+/// can be checked on any machine.
 ///
 /// # Errors
-/// Fails if a list does not exist, the authority is a member of a cluster and the policy uses lists, or the file of lists
-/// cannot be read.
+/// Fails if a list does not exist, the authority is a member of a cluster and the policy uses lists, or the file of
+/// lists cannot be read.
 pub fn check(directory: &Directory, policy: &Policy) -> Result<()> {
     let Some(first) = policy.lists().first() else { return Ok(()) };
     if !directory.database().exists() {
@@ -43,7 +44,7 @@ pub fn check(directory: &Directory, policy: &Policy) -> Result<()> {
     Ok(())
 }
 
-/// Fails if the authority is a member of a cluster; `what` is the beginning of the sentence.
+/// Fails if the authority is a member of a cluster. The error message begins with `what`.
 ///
 /// # Errors
 /// Fails if the authority is a member of a cluster, or this cannot be found out.

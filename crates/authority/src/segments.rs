@@ -109,7 +109,7 @@ impl From<GiveError> for Refusal {
     }
 }
 
-/// The end of an audit entry about a segment that was issued together with the segment for its answers.
+/// Text at the end of an audit entry about a segment, if the segment for the answers was issued together with it.
 const WITH_ANSWERS: &str = ", with its answers";
 
 /// The session that requests a segment, and the time of the request.
@@ -122,8 +122,8 @@ pub(crate) struct Requester<'a> {
 
 /// Issues path segments, and withdraws consent to segments that are no longer allowed.
 ///
-/// A task that needs several locks first takes the lock of the policy, then that of the book of segments,
-/// then that of the sessions.
+/// A task that needs several locks first takes the lock of the policy, then that of the book of segments, then that of
+/// the sessions.
 pub struct SegmentIssuer {
     pub(crate) settings: Arc<Settings>,
     pub(crate) keyring: Arc<Keyring>,
@@ -361,8 +361,8 @@ impl SegmentIssuer {
         let epoch = current.from_wire(shown.segment.epoch).ok_or(GiveError::Expired)?;
         let there = networks.paths(sending, receiving);
         let keys = there.iter().map(|path| self.path_keys(path, authority, epoch)).collect::<Result<Vec<_>, _>>()?;
-        // The answers take the path with the same number as the segment that is shown. If no path is the one of that
-        // segment, the operator has changed it since.
+        // The answers take the path with the same number as the path of the presented segment. If `networks.toml` no
+        // longer has that path, the operator has changed it.
         let number = there.iter().zip(&keys).position(|(path, keys)| shown.takes(keys, &path.hops)).unwrap_or(0);
         let first = keys.get(number).ok_or_else(|| no_path(sending, receiving))?.first().ok_or(GiveError::Path)?;
         let path = path(networks, receiving, sending, u8::try_from(number).unwrap_or(0))?;
@@ -524,7 +524,7 @@ fn others_may_ask(sender: IpAddr, network: &str) -> Refusal {
     ))
 }
 
-/// Reports whether `networks.toml` lets an account request segments for a sender that is `located` there.
+/// Reports whether `networks.toml` lets an account request segments for a sender at the place `located`.
 fn may_ask(policy: &Compiled, subject: &Subject<'_>, located: &Located) -> bool {
     located.asked_by.as_ref().is_none_or(|these| policy.policy().is_among(subject, these))
 }

@@ -70,8 +70,8 @@ pub struct Settings {
     /// Address that receives requests for grants and for segments of virtual networks by UDP. Default none: sessions
     /// send their requests over HTTPS.
     pub segments: Option<SocketAddr>,
-    /// Number of seconds for which a member of a cluster renews leases after it has lost contact with a majority of etcd.
-    /// Default 15 minutes.
+    /// Number of seconds for which a member of a cluster renews leases after it has lost contact with a majority of
+    /// etcd. Default 15 minutes.
     pub grace: u32,
     /// The terms by which people's scores change. Default none: the authority keeps no scores.
     pub scores: Option<ScoreTerms>,
@@ -135,9 +135,10 @@ impl Settings {
              # How long verifier keys last.\n#epoch_length = \"1h\"\n\n\
              # The longest lifetime that a rule of policy.toml may set; at most epoch_length.\n\
              #max_lifetime = \"1h\"\n\n\
-             # After this a person logs in again.\n#session_lifetime = \"12h\"\n\n\
-             # Connections at a time; one source address gets a quarter of them.\n#max_connections = 8192\n\n\
-             # How long grants are remembered after their end; flows that live on longer are cut.\n\
+             # After this time, a person has to log in again.\n#session_lifetime = \"12h\"\n\n\
+             # Maximum number of connections at a time; one source may have a quarter of them.\n\
+             #max_connections = 8192\n\n\
+             # How long the authority remembers grants after their end; then verifiers cut their last flows.\n\
              #grants_kept = \"30d\"\n\n\
              # How long audit entries are kept.\n#audit_lifetime = \"365d\"\n\n\
              # Where `vouchsafe transfer` listens, for client keys in band; see docs/threats.md.\n\
@@ -147,15 +148,17 @@ impl Settings {
              # Where to accept requests for grants and segments by UDP; over HTTPS only if this key is absent.\n\
              #segments = \"[::]:8443\"\n\n\
              # Several authorities over one etcd: docs/cluster.md.\n#[cluster]\n\
-             # How long this one renews leases after it has lost contact with a majority of etcd.\n#grace = \"15m\"\n\n\
+             # How long this authority renews leases after it has lost contact with a majority of etcd.\n\
+             #grace = \"15m\"\n\n\
              # Pages for people and administrators: docs/console.md.\n#[console]\n\
              # The authority's URL in browsers; for passkeys and logins with an identity provider.\n\
              #url = \"https://authority.example.org:8443\"\n#administrators = [\"person:alice\", \"group:operators\"]\n\
              #idle = \"30m\"\n#lifetime = \"12h\"\n\n\
              # Scores of people, which applications lower by complaints: docs/identity.md.\n#[scores]\n\
              # In this time, half of the missing points come back.\n#half_life = \"1d\"\n\
-             # A person whose score is below it has the tag low-score.\n#low = 50\n\
-             # Points that one application may take off in an hour, all people together.\n#per_application = 200\n\n\
+             # A person whose score is below this number has the tag low-score.\n#low = 50\n\
+             # Points that one application may take off in an hour, counted over all people.\n\
+             #per_application = 200\n\n\
              # How agents find this authority: docs/discovery.md.\n#[dns]\n#domain = \"example.org\"\n\
              #authority = \"https://authority.example.org:8443\"\n#protects = [\"203.0.113.0/28\"]\n#ttl = \"5m\"\n\
              #zone = \"example.org.zone\"\n\n\

@@ -168,8 +168,9 @@ impl Authority {
         Ok(authority)
     }
 
-    /// Brings the database in line with the time, the configuration and the policy. `found` is the policy with which an
-    /// authority alone starts; that of a member comes from the database.
+    /// Brings the database in line with the time, the configuration and the policy. `found` is the policy in the
+    /// directory, with which an authority in no cluster starts. It is `None` at a member of a cluster, which takes the
+    /// policy from the database.
     ///
     /// # Errors
     /// Fails if the database cannot be read or written.

@@ -295,7 +295,7 @@ impl Database {
     }
 
     /// Runs a transaction that changes only tables which are not replicated: the audit trails, refusals, and the queues
-    /// of announcements. It does not wait for the cluster, and like [`Self::write_soon`] not for the disk.
+    /// of announcements. The transaction waits neither for the cluster nor, like [`Self::write_soon`], for the disk.
     fn write_local<T>(&mut self, work: impl FnOnce(&Transaction<'_>) -> Result<T>) -> Result<T> {
         let Self { connection, replica, .. } = self;
         match replica {

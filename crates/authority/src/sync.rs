@@ -68,7 +68,7 @@ impl Synchroniser {
 
     /// Does what [`Self::run`] does, and waits until the connected verifiers have carried out what was announced to
     /// them, and the other members of the cluster have followed. Waits for three seconds at most, in a cluster for
-    /// seven. Logs the verifiers and members that should have done so and have not.
+    /// seven. Logs the verifiers and members that have not done so in this time.
     ///
     /// # Errors
     /// Fails if the database cannot be read or written.

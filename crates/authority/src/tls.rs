@@ -138,8 +138,8 @@ pub fn server_config(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))
 }
-/// Returns the TLS configuration for outgoing connections. It trusts only the certificates in `ca_pem` or, if it is
-/// `None`, those of the system.
+/// Returns the TLS configuration for outgoing connections. It trusts only the certificates in `ca_pem` or, if `ca_pem`
+/// is `None`, those of the system.
 ///
 /// # Errors
 /// Fails if a certificate in `ca_pem` is malformed, or `ca_pem` contains none.

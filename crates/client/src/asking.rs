@@ -23,10 +23,11 @@ use wire::ask::{ANSWER_LEN, LineKey, LineNumber, QUESTION_LEN, Question, REPLY_L
 
 /// Time to wait for an answer after each transmission of a request.
 const WAITS: [Duration; 3] = [Duration::from_millis(200), Duration::from_millis(400), Duration::from_millis(800)];
-/// Maximum time for which a request waits for a line. The authority that the line is requested from may have been cut
-/// off, and over HTTPS another one can answer.
+/// Maximum time for which a request waits for a line. The authority from which the client requests the line may have
+/// been cut off. Over HTTPS, another authority can answer the request.
 const OPENING: Duration = Duration::from_millis(300);
-/// Number of transmissions of a request to an authority in a cluster: another authority can answer it sooner.
+/// Number of transmissions of a request to an authority in a cluster. It is lower than elsewhere, because another
+/// authority can answer over HTTPS sooner.
 const TRIES_IN_CLUSTER: usize = 2;
 /// The first and the longest time until the client requests another line, if no answer ever arrived on the last line.
 /// Each such line doubles the time. An authority that has just started may not answer in time, and a firewall may stop
@@ -46,8 +47,9 @@ pub struct Asker {
     renewal: Arc<Renewal>,
 }
 
-/// Whether a task gets another line, and whether it has to do so again afterwards. An authority can make its clients ask
-/// for another line as often as it likes, so there is one task, which pauses.
+/// State of the task that requests another line: whether it runs, and whether it has to request one more line
+/// afterwards. An authority can make a client request lines as often as it likes. So there is only one task, which
+/// pauses between requests.
 #[derive(Default)]
 struct Renewal {
     is_running: AtomicBool,
@@ -76,7 +78,7 @@ struct Line {
     takes_answers: bool,
     /// Whether a request for a segment on this line may name a path.
     takes_paths: bool,
-    /// The time of the authority's clock in Unix seconds when the line was opened, and that moment.
+    /// The time at which the line was opened: by the authority's clock, in Unix seconds, and by this machine's clock.
     clock: (u64, Instant),
 }
 
@@ -101,7 +103,7 @@ impl Asker {
         &self.authority
     }
 
-    /// Requests a line in advance, so that the first request for a segment need not wait for it.
+    /// Requests a line in advance, so that the first request for a segment need not wait for the line.
     pub async fn ready(&self) {
         self.line().await;
     }
@@ -117,8 +119,8 @@ impl Asker {
         self.request(request, false).await.map(|issued| issued.given)
     }
 
-    /// Requests a path segment as [`Self::segment`] does, together with the segment for the answers. The answer contains
-    /// the latter only if the authority issues one and is not too old to do so.
+    /// Requests a path segment as [`Self::segment`] does, together with the segment for the answers. The answer lacks
+    /// the segment for the answers if the authority does not issue it, for example because it is too old.
     ///
     /// # Errors
     ///
@@ -183,8 +185,8 @@ impl Asker {
         convert::segment(&answer, receiving, receiver, sender).map_err(|_| NO_SEGMENT)
     }
 
-    /// Does what [`Self::line`] does, but waits for [`OPENING`] at most. The request for a line goes on, for the requests
-    /// that come later.
+    /// Does what [`Self::line`] does, but waits for [`OPENING`] at most. After this time, the request for the line
+    /// continues, so that later requests can use the line.
     async fn line_soon(&self) -> Option<Arc<Line>> {
         let line = async {
             let mut state = self.state.lock().await;
@@ -262,7 +264,10 @@ impl Asker {
         state.line = None;
         if line.channel.answered.load(Ordering::Relaxed) {
             state.unanswered = 0;
-            tracing::info!("the authority no longer answers by UDP: the next request and another line go over HTTPS");
+            tracing::info!(
+                "the authority no longer answers by UDP: the client sends the next request over HTTPS, and requests \
+                 another line"
+            );
         } else {
             let pause = pause_after(state.unanswered);
             tracing::warn!("the authority does not answer by UDP: requests go over HTTPS for {} s", pause.as_secs());
@@ -272,7 +277,8 @@ impl Asker {
     }
 }
 
-/// Returns the pause after a line without any answer, if `before` lines before it in a row got none either.
+/// Returns the pause after a line without any answer. `before` is the number of lines in a row before it that got no
+/// answer, either.
 fn pause_after(before: u32) -> Duration {
     PAUSES.0.saturating_mul(1_u32.checked_shl(before).unwrap_or(u32::MAX)).min(PAUSES.1)
 }
@@ -300,8 +306,8 @@ impl Drop for Line {
 }
 
 impl Channel {
-    /// Sends the request as often as `waits` has times to wait, each time with a new counter, until an answer arrives;
-    /// `None` if none arrives in time, or if no request can be made or sent.
+    /// Sends the request once for each time in `waits`, each time with a new counter, until an answer arrives. Returns
+    /// `None` if no answer arrives in time, or if no request can be made.
     async fn ask(&self, question: &[u8; QUESTION_LEN], waits: &[Duration]) -> Option<[u8; REPLY_LEN]> {
         let (sender, mut answers) = mpsc::channel(WAITS.len());
         let weak = sender.downgrade();
@@ -369,8 +375,9 @@ impl Drop for Asked<'_> {
     }
 }
 
-/// Encodes a request; `None` if it can't be made by UDP. Over HTTPS the authority then explains why. `answers` says
-/// whether the request asks for the segment for the answers, too, and `paths` whether it names the path.
+/// Encodes a request. Returns `None` if it can't be made by UDP. The caller then sends it over HTTPS, and the
+/// authority's answer gives the reason. `answers` says whether the request asks for the segment for the answers, too,
+/// and `paths` whether it names the path.
 fn question(request: &SegmentRequest, answers: bool, paths: bool) -> Option<[u8; QUESTION_LEN]> {
     let SegmentRequest { network, sender, sending, to, sender_port, path } = request;
     let (receiver, protocol, port) = (to.address, to.protocol, to.port);

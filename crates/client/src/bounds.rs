@@ -1,6 +1,6 @@
 //! Limits on the addresses at which a client connects to authorities. An authority names the other members of its
-//! cluster, and DNS says where names are. Neither may make a client connect to addresses that are not the
-//! organisation's.
+//! cluster, and DNS gives the addresses of names. Neither of them may make a client connect to an address outside of
+//! the organisation.
 
 use api::AUTHORITIES_MAX;
 use reqwest::Url;

@@ -14,16 +14,17 @@ const STABLE: Duration = Duration::from_secs(10);
 const RESTART: Duration = Duration::from_secs(5);
 /// Minimum interval between requests to authorities that failed, if no authority answers.
 pub(crate) const PACE: Duration = Duration::from_millis(100);
-/// Minimum interval between requests to authorities that failed, before their pauses are over, if another one counts as
-/// alive.
+/// Minimum interval between requests to authorities that failed and whose pauses are not over, if another authority
+/// counts as alive.
 const EARLY: Duration = Duration::from_millis(500);
-/// Time after which a new authority is measured. Processes that end soon measure nothing.
+/// Time after which the round trip to a new authority is first measured. So processes that end soon measure nothing.
 const FIRST_MEASUREMENT: Duration = Duration::from_secs(5);
 /// Interval at which the round trips to authorities that answer are measured again.
 const MEASUREMENTS: Duration = Duration::from_secs(300);
 /// Interval of the measurements while the first authority is not in use.
 const RETURNS: Duration = Duration::from_secs(5);
-/// The shortest and the longest time to wait for an answer before another authority is asked the same.
+/// The shortest and the longest time for which the client waits for an answer before it sends the same request to
+/// another authority.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(2));
 /// Time for which the last answer of an authority shows that it is reachable.
 const FRESH: Duration = Duration::from_secs(2);
@@ -197,8 +198,9 @@ impl Choice {
         self.turn(tried, now, false)
     }
 
-    /// Does what [`Self::next`] does, for a caller whom every authority that it has asked lets wait. So it also asks the
-    /// authorities that failed, even if their pauses are not over, because they may have come back.
+    /// Does what [`Self::next`] does, for a caller that still waits for the answers of all authorities that it has
+    /// asked. So the next step may also be a request to an authority that failed and whose pause is not over, because
+    /// this authority may work again.
     pub fn next_or_failed(&mut self, tried: &[Url], now: Duration) -> Turn {
         self.turn(tried, now, true)
     }
@@ -308,7 +310,7 @@ impl Choice {
         }
     }
 
-    /// Uses another authority in place of `index`, if there is one that is more likely to answer.
+    /// If the authority `index` is in use, changes to another authority that is more likely to answer, if there is one.
     fn leave_if_used(&mut self, index: usize, now: Duration) {
         let best = self.hosts.iter().enumerate().min_by_key(|(index, host)| self.order(*index, host, now));
         if self.current == index

@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Maximum duration of a request by which an authority is measured.
+/// Maximum duration of a request that measures the round trip to an authority.
 const MEASURING_TIME: Duration = Duration::from_secs(2);
 
 /// The authorities of a cluster, as one client knows them.
@@ -46,7 +46,7 @@ pub(crate) struct Used {
     pub is_alive: bool,
 }
 
-/// The connections to authorities, by what they are for.
+/// The connections to authorities, by purpose.
 #[derive(Clone)]
 pub(crate) struct Connections {
     /// Connections for calls: HTTP/2, if the authority has it.

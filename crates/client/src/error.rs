@@ -36,7 +36,7 @@ impl From<reqwest::Error> for Error {
     }
 }
 
-/// Formats an error with its causes; the last one is the most useful (`connection refused`, `invalid peer
+/// Formats an error with its causes. The last cause is the most useful (`connection refused`, `invalid peer
 /// certificate`).
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

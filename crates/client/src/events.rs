@@ -19,7 +19,7 @@ use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
 const SILENCE: Duration = Duration::from_secs(25);
 /// The first and the longest pause before the next attempt to connect.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
-/// A stream that lasted at least this long worked.
+/// Minimum duration of a stream that counts as a success. A shorter stream counts as a failure.
 const LASTED: Duration = Duration::from_secs(10);
 /// Interval at which the client looks whether authorities of the cluster have to be measured.
 const TEND: Duration = Duration::from_secs(1);
@@ -167,7 +167,8 @@ async fn rest(authority: &Authority, pause: Duration) {
     let _ = timeout(pause, used.wait_for(|used| used.is_alive)).await;
 }
 
-/// Reads events from a connection until it ends. Each event resets the pause and takes back the report of a loss.
+/// Reads events from a connection until it ends. Each event resets the pause, and withdraws the report that there is no
+/// connection.
 async fn read(
     authority: &Authority,
     connection: &mut Connection,

@@ -65,12 +65,14 @@ use std::time::Duration;
 
 /// Maximum time to establish a connection.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
-/// [`CONNECT_TIME`] for an authority in a cluster. A call that must not be sent twice goes to another one then.
+/// [`CONNECT_TIME`] for an authority in a cluster. After this time, a call that must not be sent twice goes to another
+/// authority.
 const CONNECT_TIME_IN_CLUSTER: Duration = Duration::from_secs(2);
 /// Maximum duration of a call.
 const CALL_TIME: Duration = Duration::from_secs(15);
 /// Interval of HTTP/2 keep-alive pings, and the time that the authority has to answer one. An event stream has no
-/// pings. There, the kernel's keep-alive probes begin after the same silence, and end the connection as early.
+/// pings. On its connection, the kernel's keep-alive probes begin after the same silence, and end a dead connection
+/// after the same time.
 const PING: Duration = Duration::from_secs(10);
 /// [`PING`] for an authority in a cluster: the event stream moves to another authority when one has fallen silent.
 const PING_IN_CLUSTER: Duration = Duration::from_secs(3);
@@ -128,8 +130,9 @@ impl Authority {
 
     /// Creates a client whose sockets belong to the user `uid`, although root opens them. If such a socket belonged to
     /// root, the agent would put root's tokens into the packets that the user causes. The caller needs `CAP_SETUID`.
-    /// The client connects only to authorities at addresses that `bounds` does not refuse. If `authority` is a name, the
-    /// client asks `name_servers` for the authority's servers, or the system's name servers if there are none.
+    /// The client connects only to authorities at addresses that `bounds` does not refuse. If `authority` is a name,
+    /// the client asks `name_servers` for the authority's servers, or the system's name servers if `name_servers` is
+    /// empty.
     ///
     /// # Errors
     ///
@@ -570,7 +573,7 @@ impl Authority {
         self.call(&Call::post(path).json(body)?.with_token(self.token.as_ref())?).await
     }
 
-    /// Makes a call that changes nothing if it is carried out twice.
+    /// Makes a call that an authority can carry out twice without harm.
     async fn repeatable_post<A: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<A, Error> {
         self.call(&Call::post(path).json(body)?.repeatable().with_token(self.token.as_ref())?).await
     }

@@ -67,7 +67,8 @@ pub fn as_user<T>(uid: Option<u32>, open: impl FnOnce() -> std::io::Result<T>) -
     open()
 }
 
-/// Other systems have no such id: it never becomes that of another user.
+/// Returns an id that belongs to no user, because only Linux has a file-system user id. So the attempt to act as
+/// another user fails.
 #[cfg(not(target_os = "linux"))]
 fn setfsuid(_: Uid) -> Uid {
     Uid::from_raw(u32::MAX)

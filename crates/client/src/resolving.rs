@@ -1,7 +1,7 @@
 //! The addresses to which a client connects for a host name. If a person named the authority by a name instead of a
 //! URL, SRV records of this name list the authority's servers (wire.md §7.3). The client connects to one of them, and
-//! demands a certificate for the name. So forged records can keep the client from the authority, but lead it to no other
-//! one.
+//! demands a certificate for the name. So forged records can keep the client from the authority, but can't lead the
+//! client to another authority.
 
 use crate::Error;
 use crate::bounds::Gate;
@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 /// Maximum time to look up the addresses of one server. The servers' addresses are looked up at the same time.
 const LOOKUP_TIME: Duration = Duration::from_secs(2);
-/// Maximum number of addresses that a client tries: a part of the time to connect is for each of them.
+/// Maximum number of addresses that a client tries. The client divides the time to connect among them.
 const ADDRESSES_MAX: usize = 16;
 
 /// Draws the order of servers. All clients of a process draw the same order, because a login in several steps has to

@@ -17,17 +17,18 @@ use std::task::Poll;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-/// Maximum time that a call waits for its turn to ask a cluster of which no authority answers.
+/// Maximum time that a call waits for its turn if no authority of the cluster answers.
 const TURN_TIME: Duration = Duration::from_secs(1);
-/// Time that an authority has to answer after another one has answered the same call, before it counts as failed.
+/// Time that a silent authority still has to answer a call that another authority has answered. After this time, the
+/// silent authority counts as failed.
 const REST: Duration = Duration::from_secs(1);
-/// Time for which a call is repeated that every authority refuses because the cluster has no majority. An election of
-/// etcd's leader is over by then.
+/// Time for which the client repeats a call if every authority refuses it because the cluster has no majority. An
+/// election of etcd's leader takes less time.
 const MAJORITY_TIME: Duration = Duration::from_secs(4);
 /// Pause between such repetitions.
 const MAJORITY_PAUSE: Duration = Duration::from_millis(250);
-/// Maximum number of authorities that are asked the same at a time: one that is slow, one that has been cut off, and one
-/// that works.
+/// Maximum number of authorities that get the same call at the same time: one that is slow, one that has been cut off,
+/// and one that works.
 const TOGETHER_MAX: usize = 3;
 /// Number of authorities that may be asked again because an answer broke off.
 const BROKEN_ANSWERS_MAX: usize = 2;
@@ -72,7 +73,7 @@ impl Cluster {
         }
     }
 
-    /// Sends a call to one authority after the other, each of them once.
+    /// Sends a call to one authority after the other until one answers. Tries each authority only once.
     async fn send_once(self: &Arc<Self>, call: &Call) -> Result<(Url, Response), Error> {
         if !self.are_several() {
             let url = self.used();
@@ -206,7 +207,8 @@ async fn ended(running: &mut Vec<Request>) -> (Url, Duration, Result<Response, F
     .await
 }
 
-/// Reports whether only the authority that answered refuses the call: it has too much to do, or something in it failed.
+/// Reports whether an error concerns only the authority that answered: it has too much to do, or something in it
+/// failed.
 fn is_of_one(error: &Error) -> bool {
     matches!(error, Error::Refused(problem) if problem.status == 429 || problem.status >= 500)
 }
@@ -226,7 +228,8 @@ impl Errors {
     /// Returns the error that says most, after `tried` authorities were asked.
     fn last(self, tried: usize) -> Error {
         match self {
-            // An authority that answers knows all tokens but the newest, which no silent one makes valid again.
+            // An authority that answers knows all tokens but the newest. Even if the token is one of these, it is of
+            // use only when an authority that knows it answers.
             Self { is_unknown: true, .. } => Error::NotLoggedIn,
             Self { refused: Some(error), .. } => error,
             Self { unable: Some(error), .. } => error,

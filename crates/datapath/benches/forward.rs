@@ -1,6 +1,7 @@
-//! Measures how many packets per second a verifier of proofs in user space (AF_XDP) forwards on one core. This rate is
-//! compared with that of forwarding without verification, and with that of the kernel's program (XDP) at the same veth
-//! pair. The sizes in the output are those of the tenants' packets before encapsulation (SVLAN, Fig. 5). Needs root.
+//! Measures how many packets per second a verifier of proofs in user space (AF_XDP) forwards on one core. The bench
+//! compares this rate with the rate of forwarding without verification, and with the rate of the kernel's program (XDP)
+//! at the same veth pair. The sizes in the output are those of the tenants' packets before encapsulation (SVLAN, Fig.
+//! 5). Needs root.
 //!
 //! Prints one JSON object, which `cargo xtask bench` collects.
 //!
@@ -35,7 +36,7 @@ use std::time::{Duration, Instant};
 
 /// Number of bursts of each kind and size.
 const BURSTS: usize = 120;
-/// Frames in a burst; a burst fits into the ring.
+/// Number of frames in a burst, which has to fit into the ring.
 const BURST: usize = 30 * BATCH;
 /// Packet sizes, each with the lowest permitted rate relative to unchecked forwarding.
 const SIZES: [(usize, Bound); 6] = [
@@ -134,7 +135,8 @@ fn room(frame: &[u8]) -> usize {
     74 + 16 * usize::from(frame[54] >> 3 & 7)
 }
 
-/// Returns the frame with an inner packet of this size: proofs do not cover lengths.
+/// Returns the frame with an inner packet of this size. The frame's proof stays valid, because proofs do not cover
+/// lengths.
 fn sized(frame: &[u8], size: usize) -> Vec<u8> {
     let at = room(frame);
     let mut sized = frame.to_vec();

@@ -42,7 +42,7 @@ static FED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bench.bpf.o"));
 /// Frames that `bpf/bench.bpf.c` replays, and their length.
 const FED_FRAMES: u32 = 8192;
 const FED_LENGTH: usize = 134;
-/// Few enough that all the data they touch stays in the nearest caches.
+/// Number of frames, so small that all data that a program touches for them stays in the nearest caches.
 const FED_FEW: u32 = 64;
 
 /// Parameters and results of `bpf/bench.bpf.c`.
@@ -158,7 +158,8 @@ impl Kind {
     }
 }
 
-/// A bench sends more tokens in a second than any grant or account may use.
+/// Returns the configuration without limits on grants and accounts. A bench sends more tokens in a second than these
+/// limits allow.
 fn without_limits(config: VerifierConfig) -> VerifierConfig {
     let most = i32::MAX as u32 / 8;
     VerifierConfig { flows_per_grant: most, flows_per_account: most, grants_per_account: most, ..config }
@@ -212,9 +213,9 @@ impl Judged {
 
 /// Measures valid first packets with all table writes, each with its own grant, as replayed by `bpf/bench.bpf.c`.
 ///
-/// A few grants whose state is removed after each use find their memory in the caches, as the packets of the other
-/// figures do. With many grants, the entries of each are elsewhere: beyond the nearest caches, though not always beyond
-/// the last one. The bound is stated for cached memory.
+/// With a few grants, whose state is removed after each use, the memory is in the caches, as in the other figures. With
+/// many grants, the entries of most grants are outside of the nearest caches, though not always outside of the last
+/// cache. The bound is stated for cached memory.
 fn first_packets(probe: &Probe, family: &Family, figures: &mut Figures) {
     let fed = Fed::new(without_limits(world::config()));
     let first = |number: u32| {
@@ -233,7 +234,7 @@ fn first_packets(probe: &Probe, family: &Family, figures: &mut Figures) {
     }
 }
 
-/// Measures first packets with tokens of the LS scheme, each with another nonce2 of one pair.
+/// Measures first packets with tokens of the LS scheme, all of one pair, each with a different nonce2.
 fn first_packets_of_a_pair(probe: &Probe, family: &Family, figures: &mut Figures) {
     let mut fed = Fed::new(without_limits(world::config_with_shims()));
     let pair = LsPair { expires: NOW + 3000, ..LsPair::new(1) };
@@ -249,7 +250,8 @@ fn first_packets_of_a_pair(probe: &Probe, family: &Family, figures: &mut Figures
     add(figures, "ls.validator_sha224_ns", cost, Bound::AtMost(250.0));
 }
 
-/// Adds the overhead of running a program: by the clock of `bpf/bench.bpf.c`, an empty decision takes no time.
+/// Adds the overhead of running a program to each decision. The clock of `bpf/bench.bpf.c` does not count this
+/// overhead, so an empty decision takes no time.
 fn with_way(decisions: &[f64], empty: &[f64]) -> Vec<f64> {
     let way = mean_of_middle(empty);
     decisions.iter().map(|decision| decision + way).collect()

@@ -33,7 +33,7 @@ impl Attachments {
         Self::by(supported_attachment(), pins)
     }
 
-    /// Creates an empty set of attachments that attaches by the mechanism `tc` at tc.
+    /// Creates an empty set of attachments. At tc, it will attach programs by the mechanism `tc`.
     pub(crate) fn by(tc: Attachment, pins: Option<Pins>) -> Self {
         Self { pins, tc, attached: HashMap::new() }
     }

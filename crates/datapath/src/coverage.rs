@@ -71,7 +71,7 @@ pub enum Detour {
     /// below it.
     Above(String),
     /// A bridge or switch forwards the frames to an inside interface without routing. The inside interface can also be
-    /// its port.
+    /// a port of this bridge or switch.
     Switched {
         /// The interface at which the packets arrive.
         outside: String,

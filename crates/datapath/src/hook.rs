@@ -79,8 +79,8 @@ impl Choice {
     }
 }
 
-/// Virtual machines' drivers that support XDP, but would copy every packet for it or turn off packet merging by the
-/// host.
+/// Drivers inside virtual machines that support XDP, but would copy every packet for XDP or turn off packet merging by
+/// the host.
 const PARAVIRTUAL: [&str; 4] = ["virtio_net", "vmxnet3", "hv_netvsc", "vif"];
 
 /// Returns the reason why tc is better than XDP for an interface, even if the interface's driver supports XDP. Returns

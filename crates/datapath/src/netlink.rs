@@ -11,9 +11,9 @@ const HEADER: usize = 16;
 /// SOL_NETLINK and NETLINK_GET_STRICT_CHK: the kernel filters its answer by the request's fields (Linux 4.20).
 const STRICT: (i32, i32) = (270, 12);
 
-/// A flag of messages: the list has changed while the kernel sent it, so entries may be missing.
+/// A flag of a message. It says that the list changed while the kernel sent it, so entries may be missing.
 const INTERRUPTED: u16 = libc::NLM_F_DUMP_INTR as u16;
-/// How often a list that changes meanwhile is requested.
+/// Maximum number of requests for a list that changes while the kernel sends it.
 const ATTEMPTS: usize = 32;
 
 /// The type and the body of each message of an answer.

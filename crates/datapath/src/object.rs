@@ -121,7 +121,7 @@ impl Opened {
     }
 }
 
-/// Copies the entries of `old` into `new`, as many as there is room for.
+/// Copies as many entries of `old` into `new` as `new` has room for.
 fn copy(name: &str, old: &MapHandle, new: &MapHandle) -> Result<()> {
     let (mut copied, mut lost) = (0, 0);
     for key in distinct(old.keys(), old.max_entries() as usize) {

@@ -40,7 +40,7 @@ impl Protected {
         })
     }
 
-    /// Opens the maps that a process has pinned. The process can be another one that runs, or an earlier one.
+    /// Opens the maps that a process has pinned. This process may still run, or may have ended.
     ///
     /// # Errors
     ///

@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use wire::map::ClassSet;
 
-/// Number of classes of handles from which classes without a revoked handle are removed.
+/// Maximum number of classes of handles. If there are more, [`Revoked::tidy`] removes the classes without a revoked
+/// handle.
 const CLASSES_MAX: u32 = 1 << 12;
 
 /// The table of revoked grants. The key is a grant's handle; the value is the time when the grant would have expired.

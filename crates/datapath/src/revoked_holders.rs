@@ -9,7 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use wire::Holder;
 use wire::map::{CLASSES_OF_ACCOUNTS, ClassSet, RevokedKey};
 
-/// Number of classes of accounts from which classes without an ended session are removed.
+/// Maximum number of classes of accounts. If there are more, [`RevokedHolders::tidy`] removes the classes without an
+/// ended session.
 const CLASSES_MAX: u32 = 1 << 12;
 
 /// The table of ended sessions. The value is the time until which tokens of the session can still arrive.

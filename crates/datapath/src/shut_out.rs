@@ -6,8 +6,8 @@ use crate::verifier::Verifier;
 use anyhow::Result;
 use wire::Holder;
 
-/// An account gets its entries back only if at least one entry in this many then stays free. Otherwise the next
-/// revocations would shut it out again.
+/// An account gets its entries back only if one in this many table entries stays free afterwards. Otherwise the next
+/// revocations would shut the account out again.
 const KEPT_FREE: usize = 8;
 
 /// A grant that was ended early.

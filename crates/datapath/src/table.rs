@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::marker::PhantomData;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// A walk over the keys ends after as many keys as this many full tables have.
+/// Maximum number of keys that a walk visits, as a multiple of the table's capacity.
 const WALKS: usize = 4;
 
 /// A kernel map with keys of type `K` and values of type `V`. When the map is opened, the sizes of these types are

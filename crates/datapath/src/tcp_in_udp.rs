@@ -142,7 +142,7 @@ impl Answers {
         Ok(answers)
     }
 
-    /// Attaches the program that sends answers to the devices to an interface. If an earlier process pinned this
+    /// Attaches to an interface the program that sends answers into the devices. If an earlier process pinned this
     /// attachment, takes it over.
     ///
     /// # Errors

@@ -31,7 +31,7 @@ const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_TABLE: u16 = 15;
 const TO_TABLE: u8 = 1;
-/// Stands for a table whose number is in an attribute.
+/// The number that stands for a table whose own number is in an attribute.
 const TABLE_LONG: u8 = 252;
 const BY_ADMINISTRATOR: u8 = 4;
 const SCOPE_HOST: u8 = 254;
@@ -49,7 +49,7 @@ pub struct Diversion {
     table: u32,
 }
 
-/// A rule: TCP packets from an interface to this address and port are this host's.
+/// A rule by which this host itself receives the TCP packets from an interface to an address and port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Rule {
     interface: String,
@@ -117,8 +117,8 @@ impl Diversion {
         Ok(())
     }
 
-    /// Parses struct fib_rule_hdr and its attributes. `None` if the rule is not this instance's; `Some(None)` if it is,
-    /// but has another form.
+    /// Parses struct fib_rule_hdr and its attributes. Returns `None` if the rule is not one of this instance, and
+    /// `Some(None)` if it is, but has another form.
     fn parse(&self, body: &[u8]) -> Option<Option<Rule>> {
         let (mut rest, mut priority, mut table) = (body.get(12..)?, 0, u32::from(*body.get(4)?));
         let (mut interface, mut address, mut port) = (None, None, None);
@@ -139,7 +139,7 @@ impl Diversion {
         ours.then(|| Some(Rule { interface: interface?, service: SocketAddr::from(service?) }))
     }
 
-    /// struct fib_rule_hdr.
+    /// Returns struct fib_rule_hdr with its attributes, for a rule of this instance.
     fn body(&self, rule: &Rule) -> Vec<u8> {
         let (bytes, port) = (octets(rule.service.ip()), rule.service.port().to_ne_bytes());
         let mut body = vec![family(rule.service.ip()), (bytes.len() * 8) as u8, 0, 0, TABLE_LONG, 0, 0, TO_TABLE];
@@ -153,7 +153,7 @@ impl Diversion {
         body
     }
 
-    /// struct rtmsg: the address is this host's.
+    /// Returns struct rtmsg with its attributes, for a route by which this host itself receives packets to an address.
     fn route(&self, address: IpAddr) -> Result<Vec<u8>> {
         let loopback = if_nametoindex("lo").context("this host has no loopback interface")?;
         let bytes = octets(address);
@@ -208,8 +208,8 @@ pub fn listen(address: SocketAddr) -> Result<TcpListener> {
         .with_context(|| format!("cannot open a socket that accepts the connections to {address}"))
 }
 
-/// Longest segment that connections in another host's place send, in bytes: IPv6 carries packets of 1280 bytes on every
-/// path.
+/// Maximum length of the segments that this host sends in place of another host, in bytes. IPv6 carries packets of 1280
+/// bytes on every path.
 const SEGMENT_MAX: u32 = 1220;
 
 fn listen_in_place_of(address: SocketAddr) -> Result<TcpListener> {

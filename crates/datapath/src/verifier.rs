@@ -97,7 +97,8 @@ impl Default for Sizes {
 pub struct Swept {
     /// The time of the sweep, Unix seconds.
     pub now: u32,
-    /// Time by which the entries had expired that the sweep removed, Unix seconds.
+    /// The sweep removed only entries that had expired before this time, Unix seconds. It is earlier than `now` after a
+    /// jump of the clock.
     pub ended: u32,
     /// Number of flows removed because they were idle, or because their grant is revoked.
     pub flows: u32,

@@ -62,8 +62,8 @@ fn line(text: &str) -> String {
     text.lines().next().unwrap_or_default().replace(char::is_control, "?")
 }
 
-/// Formats the report for users: a line for each check, with the remedy below, a header for each interface, a summary
-/// at the end.
+/// Formats the report for users. It has a header for each interface, a line for each check with the remedy below it,
+/// and a summary at the end.
 pub(crate) fn report(checks: &[Check]) -> String {
     let width = checks.iter().map(|check| check.check.len()).max().unwrap_or(0);
     let mut text = String::new();

@@ -9,7 +9,8 @@ use datapath::probe::{self, Occupant, Probe};
 /// Name of the verifier's program in the kernel.
 const ADMIT: &str = "admit";
 const FAST: &str = "sufficient at low rates; for high rates use a card whose driver supports native XDP";
-/// Approximate MTU that fits into a page together with XDP's headroom and the kernel's metadata of the packet.
+/// Approximate length of the longest packet that fits into a page, together with XDP's headroom and the kernel's
+/// metadata of the packet.
 const MTU_IN_ONE_PIECE: u32 = 3500;
 
 /// Runs all checks of `interface`. If the interface lacks a feature, the result is `Missing` if the interface is

@@ -20,8 +20,8 @@ pub struct Names {
 }
 
 impl Names {
-    /// Returns the identity, whose texts [`vouchsafe_whois_free`] frees. Fails if a text has a zero byte, which would end
-    /// it too early and so make another name of it.
+    /// Returns the identity, whose texts [`vouchsafe_whois_free`] frees. Fails if a text has a zero byte. C would end
+    /// the text there, and so read a different name.
     fn new(identity: Identity) -> Result<Self, Error> {
         let Identity { person, device, receiver, rule, grant } = identity;
         let own = |text: String| CString::new(text).map_err(|_| Error::Malformed("a name has a zero byte"));

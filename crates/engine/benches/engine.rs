@@ -2,12 +2,12 @@
 //! how long loading and changes take, and how a writer affects readers. The rulebooks have a thousand to a million
 //! receivers with a thousand entries each.
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. For comparison, it also measures a chain of single
-//! reads, in which each address depends on the previous read. The chain covers as much memory as the entries take, and
-//! this memory is in huge pages, too. Every request is made once, for a random receiver and sender, so that the caches
-//! contain what they would contain in real use. Each request is timed separately; `engine.clock_ns` is the cost of the
-//! clock, which is not subtracted. Only `engine.issue_ns` is measured differently. Most of its requests are allowed.
-//! They are made in batches of 32, and each batch is timed as a whole. `issue_alone_ns`, `issue_p50_ns` and
+//! Prints one JSON object, which `cargo xtask bench` collects. For comparison, the bench also measures a chain of
+//! single reads, in which each address depends on the previous read. The chain covers as much memory as the entries
+//! take, and this memory is in huge pages, too. Every request is made once, for a random receiver and sender, so that
+//! the caches contain what they would contain in real use. Each request is timed separately; `engine.clock_ns` is the
+//! cost of the clock, which is not subtracted. Only `engine.issue_ns` is measured differently. Most of its requests are
+//! allowed. They are made in batches of 32, and each batch is timed as a whole. `issue_alone_ns`, `issue_p50_ns` and
 //! `issue_p99_ns` are for single requests.
 
 #[path = "engine/world.rs"]
@@ -25,20 +25,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use world::{ENTRIES, World};
 
-/// Maximum memory for a world and the walk over as much, in bytes per entry (`ROOM_PER_ENTRY`), and for the bench
-/// itself (`ROOM_BESIDE`).
+/// Maximum memory, in bytes: per entry, for a world and for the walk's memory of the same size (`ROOM_PER_ENTRY`), and
+/// for the bench itself (`ROOM_BESIDE`).
 const ROOM_PER_ENTRY: u64 = 16;
 const ROOM_BESIDE: u64 = 3 << 30;
 const REQUESTS: usize = 400_000;
 /// Requests per batch: the number that a server takes from its socket at once.
 const TOGETHER: usize = 32;
 const CHANGES: usize = 2_000;
-/// Changes that a writer has to make in a second while decisions are measured, the rate at which it tries, and how many
-/// of them it publishes at once.
+/// Number of changes that a writer has to make in a second while decisions are measured (`RATE`), that it tries to make
+/// in a second (`PACE`), and that it publishes at once (`PUBLISHED`).
 const RATE: f64 = 10_000.0;
 const PACE: f64 = 10_500.0;
 const PUBLISHED: usize = 100;
-/// Time for which it does that.
+/// Time for which the writer makes changes.
 const SUSTAINED: Duration = Duration::from_secs(5);
 /// Number of walks during each kind of work.
 const WALKS: usize = 20;
@@ -64,7 +64,7 @@ fn main() {
         let fits = available().saturating_sub(ROOM_BESIDE) / (ROOM_PER_ENTRY * ENTRIES as u64);
         let fits = usize::try_from(fits).unwrap_or(usize::MAX);
         if fits < receivers {
-            eprintln!("engine: {receivers} receivers don't fit in {} MiB: {fits} instead", available() >> 20);
+            eprintln!("engine: {receivers} receivers don't fit in {} MiB: measuring {fits} instead", available() >> 20);
         }
         let mut itself = Command::new(std::env::current_exe().expect("a path"));
         itself.env(RECEIVERS, receivers.min(fits).to_string());
@@ -256,7 +256,7 @@ fn available() -> u64 {
     kilobytes("/proc/meminfo", "MemAvailable:")
 }
 
-/// Returns the value of a line of `file`, which is in kB, in bytes.
+/// Returns, in bytes, the value of a line of `file` that states it in kB.
 fn kilobytes(file: &str, line: &str) -> u64 {
     let text = std::fs::read_to_string(file).expect(file);
     let value = text.lines().find_map(|text| text.strip_prefix(line)).expect(line);

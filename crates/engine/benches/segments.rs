@@ -8,9 +8,9 @@
 //! argument `whole`, it uses the paper's database: every client is a receiver, too, with a thousand senders in its
 //! list. A million of them take some 8 GB and two minutes; sizes that do not fit in memory are left out.
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. For comparison, it also measures a walk over as much
-//! memory as the rules take. The clients are drawn at random, so that the caches contain what they would contain in
-//! real use.
+//! Prints one JSON object, which `cargo xtask bench` collects. For comparison, the bench also measures a walk over as
+//! much memory as the rules take. The clients are drawn at random, so that the caches contain what they would contain
+//! in real use.
 
 use engine::issuing::segment::{Give, Giver};
 use engine::model::Given;
@@ -29,7 +29,8 @@ use wire::{Carrier, Destination, Epoch, MasterKey, ProofKey, Suite, Vni};
 const SIZES: [u32; 4] = [1_000, 10_000, 100_000, 1_000_000];
 /// The published system's mean times for the whole database, in microseconds: for allowed requests, and for others.
 const PUBLISHED_WHOLE_US: [[f64; 4]; 2] = [[6.0, 6.0, 6.8, 6.7], [6.0, 6.0, 6.2, 6.2]];
-/// Memory that an entry of the whole database takes at most, and what the bench needs beside the entries, in bytes.
+/// Maximum memory that an entry of the whole database takes (`WHOLE_ENTRY_BYTES`), and memory that the bench needs
+/// beside the entries (`ROOM_BESIDE`), in bytes.
 const WHOLE_ENTRY_BYTES: u64 = 9;
 const ROOM_BESIDE: u64 = 2 << 30;
 /// Number of receivers loaded at a time, by two threads.

@@ -243,10 +243,10 @@ impl Agent {
         self.sessions.get(&subject).is_some_and(|session| session.awaits(id))
     }
 
-    /// Sets the networks for which an organisation of a user may speak, and ends what the user's sessions may no longer
-    /// do. With `None`, forgets the organisation. If it is the default organisation, it may then speak for every
-    /// address that no other organisation has. Any other organisation may then speak for no address. The caller makes
-    /// sure that no two organisations of a user have an address in common.
+    /// Sets the networks for which an organisation of a user may speak, and ends everything that the user's sessions
+    /// may no longer do. With `None`, forgets the organisation. If it is the default organisation, it may then speak
+    /// for every address that no other organisation has. Any other organisation may then speak for no address. The
+    /// caller makes sure that no two organisations of a user have an address in common.
     pub fn set_networks(&mut self, subject: Subject, networks: Option<Vec<IpNet>>) {
         self.organisations.set(subject, networks);
         self.confine(subject);

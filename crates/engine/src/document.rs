@@ -57,7 +57,8 @@ impl std::error::Error for Faults {}
 const MOST_FAULTS: usize = 100;
 /// The longest text, in bytes, for which all syntax errors are reported rather than only the first.
 const MOST_RECOVERED: usize = 256 << 10;
-/// The longest name that is compared with others, and the maximum number of names compared.
+/// Maximum length, in bytes, of names that are compared, and maximum number of known names with which a name is
+/// compared.
 const LONGEST_COMPARED: usize = 64;
 const MOST_COMPARED: usize = 4096;
 
@@ -229,8 +230,8 @@ impl<'a, 't> Fields<'a, 't> {
         })
     }
 
-    /// Returns the whole number of a key, or `default` if the key is absent. Records a fault if the number is not between
-    /// `least` and `most`.
+    /// Returns the whole number of a key, or `default` if the key is absent. Records a fault if the number is not
+    /// between `least` and `most`.
     pub fn number(&self, reader: &mut Reader<'_>, key: &str, default: u32, least: u32, most: u32) -> u32 {
         let Some(value) = self.value(key) else { return default };
         let number = value.get_ref().as_integer();

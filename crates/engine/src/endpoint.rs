@@ -222,7 +222,7 @@ impl Endpoint {
     /// Requests a new segment in place of a segment that is in use and ends soon ([`RENEWED_BEFORE`]). Packets use the
     /// old segment until the authority has answered. The endpoint replaces a segment for answers only if `consent`
     /// finds a received segment that ends later and permits answers. It replaces such a segment earlier if the
-    /// segment's receiver now sends under another segment, because this may take another path.
+    /// segment's receiver now sends under another segment, because that segment may take another path.
     pub fn renew(
         &mut self,
         key: &SegmentKey,
@@ -390,7 +390,7 @@ const fn payload_of(sender: IpAddr) -> Payload {
     if sender.is_ipv4() { Payload::Ipv4 } else { Payload::Ipv6 }
 }
 
-/// Sends an inner packet under the segment of this entry.
+/// Returns the action that sends an inner packet under the segment of this entry.
 fn send(entry: &SegmentEntry, inner: &[u8]) -> Option<Action> {
     let (from, to) = entry.endpoints()?;
     Some(Action::Send { from, to, hops: entry.hops().collect(), datagram: [entry.geneve(), inner].concat() })

@@ -380,7 +380,7 @@ impl Policy {
         self.groups.contains_key(group)
     }
 
-    /// Reports whether the subject is in a group. The policy or the subject's login can name the group.
+    /// Reports whether the subject is in a group. The policy or the subject's login can put the subject into the group.
     pub fn is_in(&self, subject: &Subject<'_>, group: &str) -> bool {
         subject.groups.iter().any(|own| own == group)
             || self.groups.get(group).is_some_and(|members| members.contains(subject.person))

@@ -7,7 +7,7 @@ use serde_json::Value;
 /// Explains how to free space when the database has used up its quota.
 pub const NO_SPACE: &str = "its database has reached its quota: free space with `etcdctl compact REVISION` and `etcdctl \
     defrag`, or start the members with a higher --quota-backend-bytes, and then run `etcdctl alarm disarm`";
-/// The way out when a member found that its data differs from that of others.
+/// Explains what to do if a member has found that its data differs from the data of other members.
 const CORRUPT: &str =
     "a member's data is corrupt: remove that member from the cluster, delete its data, and add it again";
 
@@ -91,7 +91,7 @@ pub fn of_answer(status: StatusCode, body: &[u8]) -> Failure {
 }
 
 /// Returns the code and the message of an error, in plain answers and in streams. The gateways of etcd 3.4 to 3.6 use
-/// several forms, which this function all reads.
+/// several forms, all of which this function reads.
 pub fn grpc_error(answer: &Value) -> Option<(i64, &str)> {
     let inner = answer.get("error").filter(|error| error.is_object()).unwrap_or(answer);
     let code = inner.get("grpc_code").or_else(|| inner.get("code"))?.as_i64()?;
@@ -103,8 +103,8 @@ pub fn grpc_error(answer: &Value) -> Option<(i64, &str)> {
 pub fn of_grpc(code: i64, message: &str) -> Failure {
     let says = |part: &str| message.contains(part);
     match code {
-        // Members check these before they propose the call to Raft. The last one is the gateway's: it could not connect
-        // to its own member.
+        // Members report the first three errors before they propose the call to Raft. The gateway reports the last one
+        // if it could not connect to its own member.
         UNAVAILABLE
             if says("no leader")
                 || says("not capable")

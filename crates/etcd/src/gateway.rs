@@ -17,8 +17,8 @@ pub const CALL_TIME: Duration = Duration::from_secs(3);
 /// Maximum time to connect to a member. Also the maximum time to wait for the beginning of a member's answer to a read,
 /// before the next member is asked.
 pub const ATTEMPT_TIME: Duration = Duration::from_millis(700);
-/// Maximum time to wait for the beginning of the answer to a change. The answer to a change that is under way when
-/// etcd's leader ends may never come; the caller then looks the change up.
+/// Maximum time to wait for the beginning of the answer to a change. If etcd's leader ends while the change is under
+/// way, the answer may never come. The caller then looks up whether the change was made.
 pub const CHANGE_TIME: Duration = Duration::from_millis(1500);
 /// Pause after all members failed, before the first one is asked again.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -27,10 +27,11 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub const MOST_ANSWER: usize = 3 * 1024 * 1024;
 /// Maximum number of endpoints.
 const MOST_ENDPOINTS: usize = 16;
-/// Interval after which the kernel probes a silent connection, and then repeats the probe until it gives up.
+/// Time of silence after which the kernel probes a connection. If no answer comes, the kernel repeats the probe at half
+/// this interval.
 const TCP_PROBE: Duration = Duration::from_secs(2);
 
-/// The metrics of etcd with the quota of its database and with the last revision whose old values it has removed.
+/// Names of two metrics of etcd: the quota of its database, and the revision up to which it has removed old values.
 const QUOTA: &str = "etcd_server_quota_backend_bytes";
 const COMPACTED: &str = "etcd_debugging_mvcc_compact_revision";
 
@@ -105,8 +106,8 @@ impl Gateway {
         self.good.store(index, Ordering::Relaxed);
     }
 
-    /// Records that a member did not answer. If the member that is asked first is still `first`, the one after the
-    /// silent one is asked first from then on.
+    /// Records that a member did not answer. If `first` is still the member that is asked first, the member after the
+    /// silent one takes its place.
     fn avoid(&self, silent: usize, first: usize) {
         let next = (silent + 1) % self.endpoints.len();
         let _ = self.good.compare_exchange(first, next, Ordering::Relaxed, Ordering::Relaxed);
@@ -213,8 +214,8 @@ impl Gateway {
         status.compacted = messages::read_metric(&page, COMPACTED);
     }
 
-    /// A member without a leader has to refuse these calls at once, and to end streams: the gateway forwards the header
-    /// as gRPC's metadata `hasleader`.
+    /// Returns a request that a member without a leader refuses at once. If such a member has begun a stream as the
+    /// answer, it ends the stream. The gateway forwards the header for this as gRPC's metadata `hasleader`.
     fn request(&self, endpoint: &str, path: &str) -> RequestBuilder {
         self.http
             .post(format!("{endpoint}{path}"))

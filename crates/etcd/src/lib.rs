@@ -51,7 +51,7 @@ pub const MOST_TXN: usize = 1536 * 1024 - 16 * 1024;
 const PAGE: usize = 500;
 /// Maximum length of everything that [`Etcd::list`] returns.
 const MOST_LISTED: usize = 64 * 1024 * 1024;
-/// Time beyond the deadline of a call that the thread has to report the failure.
+/// Time after the deadline of a call within which the thread has to report the failure.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// A handle to an etcd cluster. Clones share a thread and its connections.
@@ -268,7 +268,7 @@ impl Etcd {
     }
 }
 
-/// The sum of a transaction's keys and values.
+/// Returns the length of a transaction's keys and values together, in bytes.
 fn length(txn: &Txn) -> usize {
     let compared = txn.compare.iter().map(|compare| match compare {
         Compare::ValueIs(key, value) => key.len() + value.len(),

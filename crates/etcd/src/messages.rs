@@ -56,8 +56,8 @@ fn op(op: &Op) -> Value {
     }
 }
 
-/// Returns the body that opens a watch. etcd divides long events (`fragment`), because its gateway breaks the stream at a
-/// message of 4 MiB.
+/// Returns the body that opens a watch. etcd divides long events (`fragment`), because its gateway breaks the stream at
+/// a message of 4 MiB.
 pub fn watch(prefix: &str, from_revision: Option<i64>) -> Value {
     let (key, end) = span(prefix);
     json!({"create_request": {

@@ -84,8 +84,9 @@ impl Stage {
     pub fn start(plan: Plan) -> Result<Self> {
         ensure!(!plan.places.is_empty(), "a stage needs at least one member");
         let folder = tempfile::Builder::new().prefix("etcd-").tempdir()?;
-        // A random part of 127.0.0.0/8, so that stages of several tests neither meet each other nor the ports that the
-        // kernel gives to outgoing connections, also while a member is down.
+        // The members' addresses are in a random part of 127.0.0.0/8, so that stages of several tests use different
+        // addresses. The kernel also gives no outgoing connection a member's address and port, even while the member is
+        // down.
         let random = RandomState::new().build_hasher().finish().to_be_bytes();
         let members = plan.places.iter().zip(1..=200).map(|(place, number)| {
             let own = IpAddr::V4(Ipv4Addr::new(127, random[0] | 1, random[1], number));
@@ -101,7 +102,8 @@ impl Stage {
         if stage.plan.tls {
             let mut addresses: Vec<_> =
                 stage.members.iter().flat_map(|member| [member.client.ip(), member.peer.ip()]).collect();
-            // Members check the address from which another one connects, and between loopback addresses it is this one.
+            // Members check the address from which another member connects. Connections between loopback addresses come
+            // from this one.
             addresses.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
             addresses.sort();
             addresses.dedup();
@@ -231,7 +233,7 @@ impl Stage {
         Ok(text(&output.stdout))
     }
 
-    /// A command at the place of a member, which the kernel kills when the thread that started it ends.
+    /// Returns a command that runs at the place of a member. The kernel kills it when the thread that started it ends.
     fn command(&self, member: usize, program: &str) -> Command {
         let mut words: Vec<&str> = self.plan.places[member].prefix.iter().map(String::as_str).collect();
         words.extend(["setpriv", "--pdeathsig", "KILL", program]);

@@ -50,8 +50,8 @@ pub struct KeyValue {
     pub lease: i64,
 }
 
-/// A transaction. If every comparison in `compare` holds, etcd carries out the operations in `success`, otherwise those
-/// in `failure`.
+/// A transaction. If every comparison in `compare` holds, etcd carries out the operations in `success`. Otherwise, it
+/// carries out the operations in `failure`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Txn {
     /// Conditions of the transaction.
@@ -125,8 +125,8 @@ pub struct TxnReply {
 /// An event of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchEvent {
-    /// Keys have changed. If the watch ends later, a new watch from `revision + 1` misses no change. It possibly
-    /// repeats changes of that revision, because etcd divides long messages.
+    /// Keys have changed. If the watch ends later, a new watch from `revision + 1` misses no change. The new watch
+    /// possibly repeats changes of `revision`, because etcd divides long messages.
     Changed {
         /// The last revision of which the watch has reported all changes.
         revision: i64,

@@ -91,7 +91,7 @@ fn wait<F: Future>(future: F, timeout: Duration) -> Option<F::Output> {
     }
 }
 
-/// Opens the stream at the first member that gives one, and hands its events over until it ends.
+/// Opens a stream at the first member that accepts the watch, and passes on the stream's events until the stream ends.
 async fn follow(gateway: Arc<Gateway>, body: Vec<u8>, events: mpsc::Sender<WatchEvent>) {
     let mut failures = Vec::new();
     let order: Vec<_> = gateway.in_order().map(|(index, endpoint)| (index, endpoint.to_owned())).collect();
@@ -183,7 +183,7 @@ fn text(failure: Failure) -> String {
 #[derive(Default)]
 struct Lines {
     buffer: Vec<u8>,
-    /// Length of the beginning of `buffer` that has no end of a line.
+    /// Number of bytes at the beginning of `buffer` that contain no end of a line.
     searched: usize,
 }
 

@@ -10,8 +10,8 @@ use tokio::sync::{Semaphore, mpsc};
 
 /// Maximum number of calls that run at once.
 const MOST_RUNNING: usize = 64;
-/// Maximum number of further calls that wait. All of them are this process's own. A call that finds the queue full fails
-/// at once, and a call whose time is over while it waits is not sent.
+/// Maximum number of further calls that wait. Only calls of this process wait here. A call that finds the queue full
+/// fails at once, and a call whose time is over while it waits is not sent.
 const MOST_WAITING: usize = 256;
 
 type Run = Pin<Box<dyn Future<Output = ()> + Send>>;

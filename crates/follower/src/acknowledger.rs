@@ -23,7 +23,8 @@ impl Acknowledger {
         Self { authority, sending: None }
     }
 
-    /// Confirms a mark, and repeats that until the authority answers. Gives up the confirmation of an earlier mark.
+    /// Starts to confirm a mark. Sends the confirmation again until the authority accepts it. Gives up the confirmation
+    /// of an earlier mark.
     pub fn confirm(&mut self, mark: u64) {
         self.end();
         self.sending = Some(tokio::spawn(send(self.authority.clone(), mark)));
@@ -42,8 +43,8 @@ impl Drop for Acknowledger {
     }
 }
 
-/// Sends a confirmation until the authority takes it. If the authority does not know the mark, the stream has ended, or
-/// the call has reached another member of the cluster. In the first case, the mark of the next stream ends the
+/// Sends a confirmation until the authority takes it. The authority does not know the mark if the stream has ended, or
+/// if the call has reached another member of the cluster. In the first case, the mark of the next stream ends the
 /// attempts.
 async fn send(authority: Authority, mark: u64) {
     let mut pauses = PAUSES;

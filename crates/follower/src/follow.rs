@@ -152,8 +152,8 @@ impl Follower {
         &mut self.state
     }
 
-    /// Removes the revocations and withdrawals that have ended from the state, and returns the state. A role needs this
-    /// if it has to write the state to its tables again.
+    /// Removes ended revocations and withdrawals from the state, and returns the state. A role needs this if it has to
+    /// write the state to its tables again.
     pub fn current_state(&mut self) -> &State {
         self.state.forget_ended(now());
         &self.state

@@ -10,7 +10,8 @@ use tokio::time::sleep;
 
 /// The shortest and the longest pause between reports that an authority may request.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
-/// Pause after the authority has answered that it does not accept reports; a newer authority may.
+/// Pause after the authority has answered that it does not accept reports. The operator may upgrade the authority
+/// meanwhile, and a newer one accepts reports.
 const UNWANTED: Duration = Duration::from_secs(600);
 /// Minimum ratio of the pause to the time that collecting the figures took, so that long tables cost at most a
 /// twentieth of a core.

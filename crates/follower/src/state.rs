@@ -126,7 +126,7 @@ impl State {
         Withdrawal::add(&mut self.config.withdrawn, withdrawn, now);
     }
 
-    /// Removes revocations and withdrawals from the state that concern only expired grants and segments.
+    /// Removes revocations and withdrawals from the state if they concern only expired grants and segments.
     pub fn forget_ended(&mut self, now: u64) {
         self.revoke(&[], now);
         self.end_sessions(&[], now);

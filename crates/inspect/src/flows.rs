@@ -98,7 +98,8 @@ impl Flows {
         Some(segment)
     }
 
-    /// Returns the objections of a verifier that has no keys and the capture's clock.
+    /// Returns a verifier's objections to a packet, as far as they can be determined without keys. Compares times with
+    /// the capture's clock.
     fn verify(&mut self, content: &Content, frame: &Frame) -> Vec<String> {
         let (number, now) = (frame.number, frame.time.0);
         let mut remarks = Vec::new();

@@ -31,7 +31,7 @@ impl Kind {
     }
 }
 
-/// The keys of a phase in one direction, and the blocks of it that still lack parts.
+/// The keys of a phase in one direction, and the incomplete blocks of this direction.
 struct Phase {
     keys: Keys,
     joiner: Joiner,

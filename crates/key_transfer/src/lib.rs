@@ -36,8 +36,8 @@ use wire::packet::TCP;
 
 /// Time limit for a request of the authority: reading it, writing to the kernel, and sending the answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Maximum time that a key waits for an outgoing packet of its flow. The authority's answer over HTTPS, which names the
-/// key's pair, is about to leave.
+/// Maximum time that a key waits for an outgoing packet of its flow. Such a packet comes soon, because the authority is
+/// about to send the answer over HTTPS that names the key's pair.
 const WITHIN: Duration = Duration::from_secs(5);
 /// Pause after a failure to accept a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -52,8 +52,8 @@ and in authority.toml:
 /// Send client keys of the published scheme in band, for the authority on this host
 ///
 /// Anyone who reads packets between the authority and a client learns the keys: see docs/threats.md before you use
-/// this. An agent receives keys in band only if its own `key_transfer` names the authority; all other agents receive
-/// them by HTTPS.
+/// this. An agent receives keys in band only if the agent's setting `key_transfer` names the authority. All other
+/// agents receive them by HTTPS.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {
@@ -71,7 +71,7 @@ pub struct Arguments {
     user: Option<String>,
 }
 
-/// Sends keys until a signal arrives. Clients whose keys still wait then get them by HTTPS.
+/// Sends keys until a signal arrives. If keys still wait then, their clients get them by HTTPS.
 ///
 /// # Errors
 ///
@@ -124,8 +124,8 @@ async fn serve(listener: &UnixListener, transfers: &Transfers, user: Option<u32>
                 tracing::warn!("cannot serve the authority's request, so the client gets its key by HTTPS: {error:#}")
             }
             Err(_) => tracing::warn!(
-                "the authority did not send its request, or did not read the answer, within {PATIENCE:?}: closed the \
-                 connection; the client gets its key by HTTPS"
+                "the authority did not send its request, or did not read the answer, within {PATIENCE:?}, so this \
+                 process has closed the connection, and the client gets its key by HTTPS"
             ),
         }
     }

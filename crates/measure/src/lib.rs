@@ -176,8 +176,8 @@ impl Figures {
         self.0.insert(name.to_owned(), figure);
     }
 
-    /// Adds a time whose bound is a time as well, and not a ratio: {value, unit, yardstick, noise, bound, verdict, at}. The
-    /// yardstick only tells whether the machine was quiet.
+    /// Adds a time whose bound is a time as well, and not a ratio: {value, unit, yardstick, noise, bound, verdict, at}.
+    /// The yardstick only tells whether the machine was quiet.
     #[track_caller]
     pub fn add_time(&mut self, name: &str, unit: &str, value: f64, yardstick: &Yardstick, bound: Bound) {
         eprintln!("{name} {} {unit}, yardstick {}", rounded(value), rounded(yardstick.middle));
@@ -223,8 +223,8 @@ fn here() -> String {
     format!("{}:{}", place.file(), place.line())
 }
 
-/// Returns twice the standard error of the samples' mean. The true mean is within this distance of it in about 19 of 20
-/// runs.
+/// Returns twice the standard error of the samples' mean. In about 19 of 20 runs, the true mean is within this distance
+/// of the samples' mean.
 fn error_of_mean(samples: &[f64]) -> f64 {
     let count = samples.len() as f64;
     let mean = samples.iter().sum::<f64>() / count;

@@ -26,7 +26,8 @@ const BLOCKS: usize = 2;
 const EXPANDED: usize = 22;
 /// Offset of a packet's pointer.
 const POINTER: usize = 54;
-/// The most that a packet may take, as a multiple of the time of bare AES: 12 ns where that takes 3.6 ns.
+/// Maximum time for a packet, as a multiple of the time that AES alone takes: 12 ns on a machine on which AES takes 3.6
+/// ns.
 const BOUND: f64 = 3.3;
 /// Bound with 1000 keys. It is lower because the yardstick then includes reading the keys.
 const BOUND_OF_MANY: f64 = 2.6;
@@ -70,7 +71,8 @@ fn authority(number: usize) -> IpAddr {
 }
 
 /// Returns a verifier with this number of keys, and packets with three proofs each, the first of which is the
-/// verifier's. Each packet has another sender, and the authorities issue them in turn.
+/// verifier's. Each packet has a sender of its own. The segments of consecutive packets come from different
+/// authorities, in turn.
 fn world(keys: usize) -> (Verifier, Vec<Vec<u8>>) {
     let mut verifier = Verifier::new(vec!["192.0.2.0/24".parse().expect("a prefix")], LENGTH, 3600);
     let epoch = Epoch::at(NOW.into(), LENGTH);

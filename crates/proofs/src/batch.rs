@@ -35,7 +35,8 @@ pub struct Batch {
     rules: Rules,
     means: Means,
     keys: KeySet,
-    /// The epoch whose keys, along with those of the previous and the next epoch, are in `keys`.
+    /// The epoch for which `keys` was built: `keys` has the keys of this epoch, of the previous one and of the next
+    /// one.
     epoch: Option<Epoch>,
 }
 
@@ -152,7 +153,7 @@ impl Batch {
         self.verify_narrowly(frames, now, outcomes);
     }
 
-    /// Verifies the frames whose bits are set.
+    /// Verifies the frames whose bits are set in `bits`.
     #[cfg(target_arch = "x86_64")]
     #[cold]
     fn verify_rest(&self, bits: u32, frames: &mut [&mut [u8]], now: u32, outcomes: &mut [Outcome; BATCH]) {
@@ -247,7 +248,7 @@ impl Rules {
         if self.any_withdrawn { bits & frames.iter().enumerate().filter_map(perhaps).sum::<u32>() } else { 0 }
     }
 
-    /// Instantiates [`Self::verify`] with the processor's features, so that all of it is compiled for them.
+    /// Does what [`Self::verify`] does, in a copy of that code that is compiled for the processor's features.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "aes,avx2,bmi1,bmi2,movbe")]
     fn verify_natively(
@@ -272,8 +273,8 @@ impl Rules {
         outcomes: &mut [Outcome; BATCH],
     ) -> u32 {
         let (mut passes, mut wrong, mut others) = (0u32, 0u32, 0u32);
-        // The current group of eight. Slots without a packet in this group keep one of an earlier group: the MACs of
-        // all eight are computed in any case.
+        // The current group of eight packets. A slot without a packet in this group keeps a packet of an earlier group,
+        // because the MACs of all eight slots are computed in any case.
         let mut lanes = [(Plain::NONE, keys.any()); LANES];
         for (group, frames) in frames.chunks(LANES).enumerate() {
             let first = group * LANES;
@@ -341,7 +342,8 @@ impl Rules {
     }
 }
 
-/// Stores the outcomes of the packets that pass and of those with a wrong proof; returns one bit for each other packet.
+/// Stores the outcomes of the packets that pass and of the packets with a wrong proof. Returns one bit for each of the
+/// remaining packets.
 #[inline(always)]
 fn settle(frames: &mut [&mut [u8]], passes: u32, wrong: u32, outcomes: &mut [Outcome; BATCH]) -> u32 {
     let all = u32::MAX.unbounded_shr((BATCH - frames.len()) as u32);

@@ -21,8 +21,8 @@ const SPARSE: usize = 8;
 
 impl<K> Keys<K> {
     /// Builds a table of keys by authority and epoch. The epochs of an authority's keys must differ in their low 8
-    /// bits, which are those that travel in packets. Callers use `any` in place of a missing key. Keys beyond the first
-    /// 16 million are left out.
+    /// bits, because packets contain only these bits. Callers use `any` in place of a missing key. Keys beyond the
+    /// first 16 million are left out.
     pub fn new(keys: impl ExactSizeIterator<Item = ((u32, Epoch), K)>, any: K) -> Self {
         let count = keys.len().min((1 << NUMBER) - 2);
         let bits = (count * SPARSE + 2).next_power_of_two().trailing_zeros();
@@ -84,8 +84,8 @@ impl<K> Keys<K> {
         &self.keys[number]
     }
 
-    /// The operator chooses the authorities and epochs, not an unauthenticated sender: any hash that spreads them will
-    /// do.
+    /// Returns the slot at which the search for a name begins. Any hash that spreads the names will do, because the
+    /// operator chooses the authorities and epochs, and unauthenticated senders do not.
     #[inline(always)]
     fn place(&self, name: u64) -> usize {
         (name.wrapping_mul(HASH) >> self.shift) as usize

@@ -1,8 +1,8 @@
 //! Packets of the plain form: IPv4 in IPv4 with an IPv4 authority address, no optional parts, suite `aes-cmac`.
 //!
-//! This parser reads the same fields as [`wire`]'s decoders, and accepts only packets that those accept. If it accepts
-//! a packet, the packet conforms to the format rules of wire.md §8.3 to §8.7. Where a rule depends on the value of a
-//! field, the code looks the rule up in a table, because a branch costs more than a look-up.
+//! This parser reads the same fields as [`wire`]'s decoders, and accepts only packets that the decoders accept. If it
+//! accepts a packet, the packet conforms to the format rules of wire.md §8.3 to §8.7. Where a rule depends on the value
+//! of a field, the code looks the rule up in a table, because a branch costs more than a look-up.
 
 use wire::geneve::{OPTION_CLASS, OPTION_TYPE, PORT};
 use wire::packet::{TCP, UDP};

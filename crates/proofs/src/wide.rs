@@ -23,7 +23,7 @@ use wire::segment::PROOFS_MAX;
 const FOUR: usize = 4;
 /// Offset of the 64 bytes at fixed offsets.
 const FIRST: usize = PROOFS - 64;
-/// Of the 64 bytes that end with the inner packet's ports, the number that precede the inner packet.
+/// Number of bytes before the inner packet in the 64 bytes that end with the inner packet's ports.
 const BEFORE: usize = 64 - INNER_LEN;
 
 /// 64 bytes: one value per packet, or per offset.
@@ -68,9 +68,9 @@ static FORM: [Row; 2] = {
     form
 };
 
-/// Source of each byte of the gathered fields. They have four quarters: the two blocks of the message; the values that
-/// are checked against bounds; and the values that are subtracted from the third quarter or compared with the first
-/// block.
+/// Source of each byte of the gathered fields. The fields have four quarters. The first two quarters are the two blocks
+/// of the message. The third quarter has the values that are checked against bounds. The fourth has the values that are
+/// subtracted from the third quarter or compared with the first block.
 #[derive(Clone, Copy)]
 struct Places {
     from: Row,
@@ -142,7 +142,7 @@ static INNER: Places = Places::of(&[
 ]);
 
 /// By number of proofs and pointer: the offset of the 64 bytes that end with the inner packet's ports, and the offset
-/// of the proof. For an impossible pointer, the latter is the offset of the 64 bytes, too.
+/// of the proof. For an impossible pointer, the offset of the 64 bytes takes the place of the proof's offset.
 static BEGINS: [(u8, u8); 64] = {
     let mut begins = [(0, 0); 64];
     let mut place = 0;

@@ -16,7 +16,8 @@ pub async fn call(authority: &Authority, call: AccessCall) -> Reply {
             AccessCall::Ask { receiver, services, lifetime, reason } => {
                 let request = AccessRequest { receiver, services, lifetime, reason };
                 let asked = authority.ask_access(&request).await?;
-                let text = format!("request {}: whoever decides for {} has to allow it", asked.id, request.receiver);
+                let text =
+                    format!("request {}: a person who decides for {} has to allow it", asked.id, request.receiver);
                 Ok(Reply::Done { text })
             }
             AccessCall::List { before: None } => authority.access().await.map(Reply::Access),

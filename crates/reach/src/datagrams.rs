@@ -1,5 +1,5 @@
-//! UDP flows whose datagrams carry tokens in the carrier `tail` (wire.md §4.1.3, §4.2). This process sends the datagrams
-//! from a socket of its own.
+//! UDP flows whose datagrams carry tokens in the carrier `tail` (wire.md §4.1.3, §4.2). This process sends the
+//! datagrams from a socket of its own.
 
 use crate::{Error, Session};
 use engine::agent::datagrams::{needs_token, note};

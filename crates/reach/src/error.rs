@@ -32,8 +32,8 @@ pub enum Error {
     #[error(
         "{to} did not answer {tries} SYNs with tokens within {} ms. The host may be down; the network may drop SYNs \
          that carry data (try another network, or use the agent, which can send the token in other ways); or the \
-         verifier dropped the tokens: `vouchsafe verifier drops` there gives the reason, `no_token` if its `carriers` \
-         lack `stream`",
+         verifier dropped the tokens: `vouchsafe verifier drops` on the verifier's host gives the reason (`no_token` \
+         if the verifier's `carriers` lack `stream`)",
         waited.as_millis()
     )]
     Silence {
@@ -57,7 +57,7 @@ pub enum Error {
     /// The kernel's configuration forbids data in SYNs.
     #[error(
         "this machine does not send data in SYNs: net.ipv4.tcp_fastopen lacks bit 1. As root: `sysctl -w \
-         net.ipv4.tcp_fastopen=1` (in a container: on its own network namespace, when it is started)"
+         net.ipv4.tcp_fastopen=1` (for a container, set this in the container's network namespace when you start it)"
     )]
     FastOpenOff,
     /// The kernel is too old, or lacks the required function. The text is an addition to the message.

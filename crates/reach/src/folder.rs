@@ -94,7 +94,8 @@ impl Store {
         Self { folder: Folder::at(dir) }
     }
 
-    /// Returns the store of the session with an organisation. The default organisation's is this store.
+    /// Returns the store of the session with an organisation. The store of the default organisation is this store
+    /// itself.
     pub fn of(&self, organisation: Option<&OrganisationName>) -> Self {
         match organisation {
             None => self.clone(),

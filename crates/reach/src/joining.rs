@@ -1,5 +1,6 @@
 //! The networks for which an organisation may speak once a user has logged in there, for the agent and for a user's own
-//! sessions. The networks come from the user, or from the machine's administrator. An authority's answer never adds one.
+//! sessions. The networks come from the user, or from the machine's administrator. An authority's answer never adds
+//! one.
 
 use crate::kept::KeptSession;
 use crate::organisation::{OrganisationName, shown};
@@ -9,8 +10,8 @@ use engine::model::Receiver;
 use ipnet::IpNet;
 use std::collections::BTreeMap;
 
-/// Maximum number of a user's organisations with a name. At the agent, their receivers together are about as many as
-/// those of the default organisation.
+/// Maximum number of a user's organisations with a name. At the agent, each of these organisations may have a quarter
+/// of the receivers that the default organisation may have. So all of them together may have as many.
 const ORGANISATIONS_MAX: usize = 4;
 /// Maximum number of an organisation's networks.
 pub const NETWORKS_MAX: usize = 64;
@@ -77,7 +78,7 @@ pub fn plan(
         if let Some(receiver) = session.receivers.iter().find(is_in) {
             let text = format!(
                 "organisation {name:?} would speak for addresses that organisation {:?} ({}) protects already: {} is \
-                 its receiver {:?}. Give {name:?} other networks, or log out there",
+                 its receiver {:?}. Give {name:?} other networks, or log out of the other organisation",
                 shown(None),
                 session.authority,
                 receiver.prefix,
@@ -132,7 +133,8 @@ fn networks(
     Ok(Some(fixed.cloned().or(own).unwrap_or_default()))
 }
 
-/// Returns the limited networks of all organisations but one: the user's, and those of the configuration.
+/// Returns the user's organisations and the configured ones, each with its networks. Leaves out the organisation `own`,
+/// and organisations that may speak for all networks.
 fn others<'a>(
     own: Option<&'a OrganisationName>,
     known: &'a [Known<'a>],

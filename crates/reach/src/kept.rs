@@ -127,7 +127,7 @@ impl Territory {
         self.0.at(OWN.number(), address.to_canonical())
     }
 
-    /// Returns those receivers for which the organisation may speak, and the networks of the others.
+    /// Returns the receivers for which the organisation may speak, and the networks of the other receivers.
     pub fn claims(&self, subject: Subject, receivers: Vec<Receiver>) -> (Vec<Receiver>, Vec<IpNet>) {
         let (own, others): (Vec<_>, Vec<_>) =
             receivers.into_iter().partition(|receiver| self.0.may_claim(subject, &receiver.prefix));

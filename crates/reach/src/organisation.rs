@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// The name under which output shows the organisation of a user who has named none.
+/// The name that output shows for a user's default organisation, which has no name.
 pub const DEFAULT_ORGANISATION: &str = "default";
 /// Maximum length of a name, in bytes.
 const NAME_MAX: usize = 64;

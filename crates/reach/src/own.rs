@@ -47,7 +47,8 @@ struct At {
     url: String,
     ca: Option<String>,
     organisation: Option<OrganisationName>,
-    /// The networks that the user lets the organisation speak for; empty for those as before.
+    /// The networks that the user lets the organisation speak for. If empty, the organisation's networks stay as they
+    /// are.
     networks: Vec<IpNet>,
 }
 
@@ -144,7 +145,7 @@ impl OwnSession {
         Store::at(&self.dir)
     }
 
-    /// Checks that the organisation of a login takes no addresses from another one.
+    /// Checks that the organisation of a login takes no addresses from another organisation.
     fn permit(&self, at: &At) -> Result<(), Refusal> {
         let store = self.store();
         let networks = store.networks().map_err(|error| ("broken", error.to_string()))?;
@@ -258,7 +259,7 @@ impl OwnSession {
         }
     }
 
-    /// Returns the state of the sessions. Only the authorities know whether they were revoked.
+    /// Returns the state of the sessions. Asks the authorities, because only they know whether a session was revoked.
     async fn status(&self) -> Reply {
         let networks = match self.store().networks() {
             Ok(networks) => networks,
@@ -361,7 +362,7 @@ impl OwnSession {
     }
 }
 
-/// Adds the state of its session to an organisation.
+/// Returns the organisation `one`, with the state of its session added.
 async fn look(
     one: Organisation,
     kept: Option<KeptSession>,

@@ -105,7 +105,7 @@ pub enum Call {
     },
     /// End the session, also at the authority.
     Logout {
-        /// Also forget the organisation, so that another one can have its networks.
+        /// Also forget the organisation, so that another organisation can have its networks.
         #[serde(default)]
         forget: bool,
     },
@@ -150,7 +150,7 @@ pub enum Call {
         /// The destination port.
         port: u16,
     },
-    /// Ask for access to a receiver, or list or withdraw such requests.
+    /// Ask for access to a receiver, list the requests for access, or withdraw one.
     Access(AccessCall),
 }
 
@@ -306,7 +306,7 @@ pub struct Rung {
 pub enum RungState {
     /// The latest first packet by this rung was answered.
     Works,
-    /// The latest first packets by this rung were not answered, although another rung's packet was.
+    /// The latest first packets by this rung were not answered, although a packet by another rung was answered.
     Blocked,
     /// There are no results for this rung.
     NotTried,

@@ -88,7 +88,7 @@ struct Own {
     store: Store,
     kept: KeptSession,
     fetcher: Fetcher,
-    /// Whether the person has chosen every destination of this session (see [`Session::consent`]).
+    /// Whether the person, and not a program, chooses the destinations of this session (see [`Session::consent`]).
     consents: AtomicBool,
     state: Mutex<State>,
     /// A lock for each destination whose grant is being fetched. Other threads wait for this lock, and so don't request
@@ -348,8 +348,8 @@ impl Own {
         state.wallet.view(place, state.clock.unix(since_boot()))
     }
 
-    /// Reports whether a destination is protected. If an earlier command's list does not include the destination, it
-    /// may have been added since, so the list is fetched again.
+    /// Reports whether a destination is protected. If the list of an earlier command does not include the destination,
+    /// fetches the list again, because the destination may have been added since.
     fn needs_token(&self, to: &Destination) -> Result<bool, Error> {
         {
             let state = self.state();

@@ -29,7 +29,7 @@ pub type Block = [u8; BLOCK_LEN];
 const WAIT_MIN: Duration = Duration::from_millis(250);
 /// Maximum wait for the answer to a SYN: after 1 s, stacks send the SYN again without its data.
 const WAIT_MAX: Duration = Duration::from_millis(900);
-/// Time in which a middlebox has to answer.
+/// Time for which [`answers_without_verifier`] waits for an answer.
 const PROBED: Duration = Duration::from_millis(500);
 
 /// Parameters of a connection.
@@ -108,10 +108,10 @@ pub fn connect_on(
     done
 }
 
-/// Reports whether a SYN to a protected destination is answered although no verifier has let it through. Then a
-/// middlebox answers in the server's place, or no verifier protects the server. The SYN looks like one with a token
-/// in the stream, but the token is not valid. A verifier drops such a SYN, also if it only observes. A middlebox that
-/// terminates TCP answers it.
+/// Reports whether a SYN to a protected destination is answered although no verifier has let it through. In this case,
+/// a middlebox answers in the server's place, or no verifier protects the server. The SYN looks like one with a token
+/// in the stream, but the token is not valid. A verifier drops this SYN, even if the verifier only observes. A
+/// middlebox that terminates TCP answers the SYN.
 ///
 /// # Errors
 ///

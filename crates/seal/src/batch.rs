@@ -104,7 +104,7 @@ impl Batch {
         }
     }
 
-    /// Returns the number of full runs: of those to which nothing can be added.
+    /// Returns the number of full runs. No message can be added to a full run.
     fn full(&self) -> usize {
         self.runs.len() - usize::from(!self.closed && !self.runs.is_empty())
     }

@@ -8,13 +8,15 @@ use zstd_safe::{CCtx, CParameter, DCtx};
 
 /// zstd's level: one core can fill a path of 1 Gbit/s with it. Decision 47 lists how well other levels compress.
 const LEVEL: i32 = 3;
-/// Shorter blocks are not compressed: compression saves little in a record of 1400 bytes, nothing in one of 100.
+/// Minimum length of a block that is compressed, in bytes. Compression saves little in a record of 1400 bytes, and
+/// nothing in a record of 100 bytes.
 const WORTH_MIN: usize = 256;
 /// Length of each piece of the sample in bytes, and the number of pieces.
 const SAMPLE: (usize, usize) = (1024, 4);
-/// Compressing a sample or block pays if the result has at most this size, in eighths of the original.
+/// Maximum size of a compressed sample or block, in eighths of the original, with which compression pays.
 const PAYS: usize = 7;
-/// After this number of consecutive blocks that did not pay, a flow's blocks are tried at the lowest rate: one in 64.
+/// Number of consecutive blocks that did not pay after which the compressor tries a flow's blocks at the lowest rate:
+/// one block in 64.
 const MISSES_MAX: u8 = 6;
 
 /// Condition under which a block is compressed.

@@ -5,15 +5,15 @@ use wire::seal::Compression;
 
 /// Interval between decisions.
 const WINDOW: Duration = Duration::from_millis(100);
-/// A thread that is busy for a larger part of a window does less.
+/// Largest part of a window for which a thread may be busy. If it is busy for longer, it compresses less.
 const BUSY: f64 = 0.9;
-/// A thread does more if it would then be busy for at most this part of a window.
+/// A thread compresses more only if it would then be busy for at most this part of a window.
 const ROOM: f64 = 0.7;
-/// The shortest and the longest time for which a thread that was too busy does not try to do more.
+/// The shortest and the longest time for which a thread that was too busy does not try to compress more.
 const HOLD: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(64));
 /// Assumed cost of the compressions, in nanoseconds a byte, until it has been measured (decision 47).
 const COST: [f64; Compression::ALL.len()] = [3.5, 7.5];
-/// A block shorter than this says nothing about the cost of a byte.
+/// Minimum length in bytes of a block from which the cost of a byte is measured.
 const TELLING: usize = 4096;
 /// Weight of the latest block in the measured cost.
 const WEIGHT: f64 = 1.0 / 16.0;
@@ -105,8 +105,8 @@ impl Effort {
 mod tests {
     use super::*;
 
-    /// A thread that seals at most `path` bytes a nanosecond, for 2 ns a byte, of text that shrinks to 3/5 by LZ4 and to
-    /// 2/5 by zstd. Returns what it does at the end of each window.
+    /// A thread that seals at most `path` bytes a nanosecond, for 2 ns a byte, of text that shrinks to 3/5 by LZ4 and
+    /// to 2/5 by zstd. Returns what it does at the end of each window.
     fn run(effort: &mut Effort, begin: u64, windows: u64, path: f64) -> Vec<Option<Compression>> {
         let after = |window| {
             let how = effort.compression();

@@ -50,7 +50,8 @@ impl Keys {
         sealed
     }
 
-    /// Does what [`Self::seal`] does, but takes the body from `body`. `record` must be longer than `body` by [`OVERHEAD`].
+    /// Does what [`Self::seal`] does, but takes the body from `body`. `record` must be longer than `body` by
+    /// [`OVERHEAD`].
     pub fn seal_to(&self, header: &RecordHeader, body: &[u8], record: &mut [u8]) -> Option<()> {
         let sealed = self.sealed_to(header, body, record);
         if sealed.is_none() {

@@ -16,8 +16,8 @@ pub const NONCE_LEN: usize = 12;
 
 /// An AEAD with a key. The caller must not use the same nonce for two messages.
 pub trait Aead: Send + Sync {
-    /// Encrypts `text` in place and returns the tag over it and `clear`, which is only authenticated. Returns `None` if
-    /// the library fails; then `text` must not be sent.
+    /// Encrypts `text` in place, and returns the tag that authenticates `text` and `clear`. `clear` is not encrypted.
+    /// Returns `None` if the library fails; then `text` must not be sent.
     fn seal(&self, nonce: [u8; NONCE_LEN], clear: &[u8], text: &mut [u8]) -> Option<[u8; TAG_LEN]>;
 
     /// Does what [`Self::seal`] does, but reads the text from `text` and writes it, encrypted, to `to`, which has the

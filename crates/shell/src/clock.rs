@@ -3,7 +3,8 @@
 use nix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
-/// The clock of [`since_boot`]. Only on Linux does it advance while the machine is suspended.
+/// The clock of [`since_boot`]. On Linux, it also advances while the machine is suspended; on other systems, it does
+/// not.
 #[cfg(target_os = "linux")]
 const BOOT: ClockId = ClockId::CLOCK_BOOTTIME;
 #[cfg(not(target_os = "linux"))]

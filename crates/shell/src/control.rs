@@ -84,8 +84,8 @@ pub trait Service: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Fails if the daemon is stopping, or if the answer can't be encoded. The connection then ends without an answer. If
-    /// the daemon refuses the request, that is an answer.
+    /// Fails if the daemon is stopping, or if the answer can't be encoded. The connection then ends without an answer.
+    /// If the daemon refuses the request, the refusal is the answer.
     fn answer(&self, user: u32, request: &[u8]) -> impl Future<Output = Result<Vec<u8>>> + Send;
 }
 

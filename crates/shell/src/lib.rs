@@ -1,5 +1,5 @@
-//! IO functions that the programs (authority, agent, verifier and others) share. They are about lists for users,
-//! standard output, the daemons' folders, clocks, signals, control sockets, a page of metrics, HTTP and huge pages.
+//! IO functions that the programs (authority, agent, verifier and others) share. They cover lists for users, standard
+//! output, the daemons' folders, clocks, signals, control sockets, a page of metrics, HTTP and huge pages.
 //!
 //! The programs determine the contents of these lists, files, requests and pages.
 //!

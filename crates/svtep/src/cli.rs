@@ -192,7 +192,7 @@ impl Look {
         let socket = self.daemon.socket();
         let Some(answer) = control::try_ask(&socket, request).await? else {
             let state = match Pins::existing("svtep", &self.daemon.instance) {
-                Some(_) => "; current segments stay in use without the daemon (`vouchsafe svtep detach` ends this)",
+                Some(_) => "; current segments stay in use without the daemon (`vouchsafe svtep detach` removes them)",
                 None => "",
             };
             bail!(

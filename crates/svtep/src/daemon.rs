@@ -47,8 +47,8 @@ const QUEUE: usize = 1024;
 ///
 /// # Errors
 ///
-/// Fails if the daemon cannot start: another one runs, an interface or key file is unusable, or the authority does not
-/// know this endpoint.
+/// Fails if the daemon cannot start: another daemon runs, an interface or key file is unusable, or the authority does
+/// not know this endpoint.
 pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment) -> Result<ExitCode> {
     let mut signals = Signals::listen()?;
     let _lock = directory.lock()?;
@@ -152,8 +152,8 @@ fn keys(state: &State) -> (Vec<(IpAddr, Epoch, ProofKey)>, u32) {
     (keys.unwrap_or_default(), state.config.epoch_length)
 }
 
-/// Fetches the authority's state, or else reads the last run's. The second value is the reason why the authority's
-/// could not be fetched, if it could not.
+/// Fetches the authority's state. If this fails, returns the state from the last run, with the reason for the failure
+/// as the second value.
 async fn first_state(
     directory: &Directory,
     authority: &client::Authority,
@@ -268,7 +268,9 @@ impl Daemon {
                 Some(unsent) = packets.recv() => self.handed_over(&unsent),
             }
         }
-        tracing::info!("stopped; current segments stay in use until they expire. `vouchsafe svtep detach` ends this");
+        tracing::info!(
+            "stopped; current segments stay in use until they expire. `vouchsafe svtep detach` removes them"
+        );
         Ok(ExitCode::SUCCESS)
     }
 

@@ -1,4 +1,4 @@
-//! The endpoint's metrics: the numbers of `status`, without any addresses.
+//! The endpoint's metrics: the numbers in [`Status`], without any addresses.
 
 use crate::view::{Counter, Status};
 use shell::metrics::{Page, label};

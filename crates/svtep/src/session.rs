@@ -23,7 +23,8 @@ const LONGEST_KEY: usize = 16 << 10;
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
 /// A session that lasted at least this long ended normally, so that the next login is not delayed.
 const LASTED: Duration = Duration::from_secs(30);
-/// Seconds before the end of a session at which the next session begins: the lifetime of segments issued in it.
+/// Number of seconds before the end of a session at which the next session begins. It is the lifetime of the segments
+/// that were issued in the ending session.
 const AHEAD: u64 = 300;
 
 /// An event from the authority that concerns a session.

@@ -177,7 +177,7 @@ impl Settings {
         let one_family = addresses.iter().all(|address| address.is_ipv4() == first.is_ipv4());
         anyhow::ensure!(
             one_family,
-            "address: the addresses of an endpoint must be of one family; run a second --instance for the other"
+            "address: the addresses of an endpoint must be of one family; run a second --instance for the other family"
         );
         let service_key = flags.service_key.or(file.service_key);
         let keyed = |it: Described| {

@@ -112,7 +112,7 @@ fn latency(figures: &mut Figures) -> Result<()> {
     let plain = median(&trips[0]);
     figures.count("seal.encrypt.round_trip_added", "us", median(&ours), Bound::AtMost(60.0));
     figures.add("seal.encrypt.round_trip", "us", median(&trips[1]), &Yardstick::new(trips[0].clone()), Bound::None);
-    // Of rounds in turn, the difference is steady where both vary with the machine's other work.
+    // The machine's other work changes both figures of a round alike, so their difference is steady.
     let more: Vec<_> = ours.iter().zip(&theirs).map(|(ours, theirs)| ours - theirs).collect();
     figures.count("seal.encrypt.round_trip_over_wireguard", "us", median(&more), Bound::AtMost(0.0));
     figures.count("seal.wireguard.round_trip_added", "us", median(&theirs), Bound::None);

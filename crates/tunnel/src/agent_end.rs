@@ -22,9 +22,10 @@ const TOKEN_EVERY: Millis = 15_000;
 /// Interval, in milliseconds, between tokens while the verifier does not answer. The first token may have been lost, or
 /// a NAT may have given the flow another port.
 const TOKEN_AGAIN: Millis = 250;
-/// Time, in milliseconds, for which the verifier is greeted after a move.
+/// Time after a move, in milliseconds, for which the agent sends messages that tell the verifier its new address.
 const GREETS: Millis = 10_000;
-/// Milliseconds without a record from the verifier, while records are sent, after which it counts as not answering.
+/// Milliseconds since the verifier's last record after which the verifier counts as not answering, if the agent has
+/// sent a record since then.
 const SILENCE: Millis = 1_000;
 /// The state of a tunnel in the form that is shown to users.
 #[derive(Clone, Debug)]
@@ -130,8 +131,9 @@ impl AgentEnd {
         }
     }
 
-    /// Sets the clock by which the tunnels of a subject end grants, and date tokens and initiations. It is the clock of
-    /// the authority of the subject's organisation, so a wrong clock on this machine does no harm.
+    /// Sets the clock for the tunnels of a subject. The tunnels use it to decide whether a grant has ended, and for the
+    /// times in tokens and initiations. It is the clock of the authority of the subject's organisation, so a wrong
+    /// clock on this machine does no harm.
     pub fn set_clock(&mut self, of: (u32, u16), clock: Clock) {
         if self.clocks.insert(of, clock) != Some(clock) {
             let own = self.tunnels.iter_mut().filter(|(key, _)| owner(key) == of);
@@ -237,7 +239,7 @@ impl Tunnel {
         (now, wall)
     }
 
-    /// Greets the verifier after a move, until it answers.
+    /// After a move, sends a token and a record again and again until the verifier answers or [`GREETS`] is over.
     fn greet(&mut self, now: Millis) {
         let Some(moved) = self.moved else { return };
         if self.received > moved || now.saturating_sub(moved) >= GREETS {

@@ -47,8 +47,8 @@ impl Device {
         Ok(device)
     }
 
-    /// Creates the device `name` with several queues, turned off, for packets of at most `mtu` bytes. Returns the queues.
-    /// All packets of a flow that the kernel sends into the device come out of one queue, in order.
+    /// Creates the device `name` with several queues, turned off, for packets of at most `mtu` bytes. Returns the
+    /// queues. All packets of a flow that the kernel sends into the device come out of one queue, in order.
     ///
     /// # Errors
     ///

@@ -17,8 +17,8 @@ use std::fs;
 const LOOK: Millis = 5_000;
 /// The kernel's usual limit, in bytes.
 const USUAL: u32 = 65_536;
-/// A limit, in bytes, with which the packets of a super-packet fit one system call as records. TCP leaves 321 bytes of the
-/// limit free. The rest holds 45 packets with 1368 bytes of payload, whose records have 1452 bytes each.
+/// A limit, in bytes, with which the packets of a super-packet fit one system call as records. TCP leaves 321 bytes of
+/// the limit free. The rest holds 45 packets with 1368 bytes of payload, whose records have 1452 bytes each.
 const FITTING: u32 = 62_000;
 /// Files whose content is not 0 if the kernel forwards packets: between all interfaces, or between new ones.
 const SWITCHES: [&str; 4] = [

@@ -14,13 +14,14 @@ use crate::end::Sealed;
 const IDLE: Millis = 120_000;
 /// Interval, in milliseconds, at which idle flows are removed.
 const SWEEP: Millis = 5_000;
-/// Intervals, in milliseconds, at which the rule for a flow is looked up: the first while it is unknown, the second
-/// later, because the flow may then belong to another grant.
+/// Intervals, in milliseconds, at which the verifier looks up the rule for a flow: the first while the rule is unknown,
+/// and the second once it is known. The flow may belong to another grant by then.
 const ASK: (Millis, Millis) = (100, 1_000);
-/// Number of flows not yet in the table whose rules an account may have looked up at once, and the number by which this
-/// grows in a millisecond.
+/// Limits of an account for look-ups of the rules of flows that are not in the table yet: the maximum number of
+/// look-ups at once, and the number of look-ups that the account regains in a millisecond.
 const ASKS: (u64, u64) = (1024, 2);
-/// Maximum number of flows that get another turn, because they had a packet since their last, before one is removed.
+/// Maximum number of flows that go back to the end of an account's queue before one flow is removed. A flow goes back
+/// if it had a packet since it got its place in the queue.
 const TURNS: usize = 8;
 
 /// Maximum numbers of flows.
@@ -47,8 +48,8 @@ pub(crate) struct Flow {
     looked_up: (Millis, bool),
     /// Treatment, suite and compression of the client's last packet.
     pub sealed: Sealed,
-    /// The tunnel out of which the client's last packet came. For tunnels whose client is not confirmed, the newest of
-    /// them.
+    /// The tunnel into which answers go: the one out of which the client's last packet came. A tunnel whose client is
+    /// not confirmed takes the place of older tunnels only.
     pub tunnel: Option<TunnelId>,
     /// Whether the client compresses its packets.
     pub compresses: bool,
@@ -60,8 +61,8 @@ pub(crate) struct Flow {
     queued: Millis,
 }
 
-/// An account's flows, in about the order in which they were used last, and the number of rules that it may have looked
-/// up at a time.
+/// An account's flows, in about the order in which they were used last, and the number of look-ups that [`ASKS`] leaves
+/// the account.
 struct Account {
     queue: VecDeque<FlowKey>,
     asks: (u64, Millis),
@@ -193,7 +194,7 @@ impl Flows {
         });
     }
 
-    /// Forgets a flow if there is no room for another one of this account.
+    /// Forgets a flow if there is no room for another flow of this account.
     fn make_room(&mut self, account: u32, now: Millis) {
         let own = self.accounts.get(&account).map_or(0, |account| account.queue.len());
         let from = if own >= self.room.account {
@@ -236,7 +237,7 @@ impl Flows {
         self.counted(account, before);
     }
 
-    /// Updates the lengths, after an account had `before` flows.
+    /// Updates `lengths` after the number of an account's flows has changed. `before` is the earlier number.
     fn counted(&mut self, account: u32, before: usize) {
         self.lengths.remove(&(before, account));
         let length = self.accounts.get(&account).map_or(0, |account| account.queue.len());

@@ -19,7 +19,7 @@ const UNKNOWN_MAX: usize = 64;
 const OPENER_AGAIN: Millis = 1_000;
 /// Time without packets after which a flow is forgotten, and the shorter time for a subject that has many flows.
 const FLOW_IDLE: (Millis, Millis) = (7_200_000, 120_000);
-/// Time since a flow's last packet for which its address is kept.
+/// Time since a flow's last packet for which [`Legs::sources`] returns the flow's client address.
 const IN_USE: Millis = 600_000;
 /// Interval at which the agent looks for idle flows.
 const FLOW_SWEEP: Millis = 5_000;
@@ -58,8 +58,8 @@ struct Flow {
     seen: Millis,
 }
 
-/// Subjects and destinations whose packets were dropped because there is no leg for them. The subjects have turns: one
-/// that sends to many destinations takes no room from others.
+/// Subjects and destinations whose packets were dropped because there is no leg for them. The subjects take turns, so a
+/// subject that sends to many destinations takes no room from other subjects.
 struct Unknown {
     turns: Turns<(u32, Destination)>,
     waiting: HashSet<(u32, Destination)>,
@@ -197,7 +197,8 @@ impl Legs {
         legs.peek().is_some() && legs.all(|(_, leg)| leg.demand.allows(treatment, suite))
     }
 
-    /// Returns who opened a flow. `begins`: its packet begins one, so that an earlier one with these ports is over.
+    /// Returns who opened a flow. If `begins` is true, the packet begins a new flow, and an earlier flow with the same
+    /// addresses and ports is over.
     fn opener(&mut self, key: &FlowKey, begins: bool, now: Millis) -> Option<Steered> {
         let Some(opener) = &mut self.opener else {
             let to = destination(key);
@@ -249,7 +250,7 @@ impl Legs {
         self.counts.retain(|_, count| *count > 0);
     }
 
-    /// Returns where a flow's packets go, and how they are to be sealed.
+    /// Returns the tunnel for a flow's packets, and how the packets are to be sealed.
     fn leg(&mut self, key: &FlowKey, begins: bool, now: Millis) -> Option<(Key, Sealing)> {
         let Some(opener) = self.opener(key, begins, now) else {
             self.no_opener += 1;
@@ -263,8 +264,9 @@ impl Legs {
         Some((leg.tunnel, if opener.wish == 0 { leg.demand } else { leg.demand.raised(&Wish::from_bits(opener.wish)) }))
     }
 
-    /// Returns where packets without ports (fragments, ICMP) to an address go: into the tunnel of the only subject that
-    /// has legs there, sealed as the strongest of them demands.
+    /// Returns the tunnel for packets without ports (fragments, ICMP) to an address, and how the packets are to be
+    /// sealed. The tunnel is that of the only subject that has legs to the address. The leg with the strongest demand
+    /// decides how to seal.
     fn legs_at(&self, address: IpAddr) -> Option<(Key, Sealing)> {
         let mut legs = self.legs.iter().filter(|((_, to), _)| to.address == address).map(|(_, leg)| leg);
         let first = legs.next()?;
@@ -281,7 +283,7 @@ impl Legs {
     }
 }
 
-/// Returns where a flow leads.
+/// Returns the destination of a flow: the server's address and port, and the protocol.
 fn destination(key: &FlowKey) -> Destination {
     let (address, port) = key.server();
     Destination { address, protocol: key.protocol, port }

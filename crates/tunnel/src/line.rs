@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Interval at which the thread that has waited longest gets the head of the line. In between, the first thread that
-/// comes gets it. If the head changed hands for every frame, every frame would wait until a sleeping thread runs again.
+/// Interval at which the thread that has waited longest gets the lock. In between, the first thread that comes gets it.
+/// If the lock were handed over for every frame, every frame would wait until a sleeping thread runs again.
 const HANDOVER: Duration = Duration::from_micros(500);
 
-/// A lock without a value, which threads get in the order of their arrival. If n threads use it, each of them waits for
-/// at most about n times [`HANDOVER`] and n frames.
+/// A lock without a value. At intervals of [`HANDOVER`], it goes to the thread that has waited longest. If n threads
+/// use the lock, each of them waits for at most about n times [`HANDOVER`] and n frames.
 #[derive(Default)]
 pub(crate) struct Line {
     is_taken: AtomicBool,
@@ -73,8 +73,8 @@ impl Line {
         }
     }
 
-    /// Gives the line to the thread that has waited longest, if it is time. The line stays taken, so nobody can be
-    /// faster. Returns whether there is such a thread.
+    /// Hands the lock over to the thread that has waited longest, if [`HANDOVER`] is over. The lock stays taken
+    /// meanwhile, so no other thread can get it first. Returns whether the lock was handed over.
     fn hand_over(&self) -> bool {
         let mut waiting = self.waiting();
         if waiting.last.is_some_and(|last| last.elapsed() < HANDOVER) {
@@ -84,7 +84,7 @@ impl Line {
         (waiting.called, waiting.last) = (Some(ticket), Some(Instant::now()));
         self.length.store(waiting.tickets.len(), SeqCst);
         drop(waiting);
-        // The others wait on, because it is not their ticket.
+        // Threads with other tickets continue to wait.
         self.moved.notify_all();
         true
     }

@@ -12,8 +12,8 @@ use std::time::Instant;
 use wire::packet::tcp_flags;
 use wire::seal::Compression;
 
-/// Number of flows whose habits are remembered. A further flow takes the place of another, which costs that one a
-/// sample.
+/// Number of flows whose habits are remembered. A further flow takes the place of a remembered flow. The replaced
+/// flow's next block then needs a sample again.
 const FLOWS: usize = 4096;
 
 /// Compresses the blocks of one thread.
@@ -111,7 +111,7 @@ impl Unpacker {
     }
 }
 
-/// Reports whether the packet may be several in one: of TCP, those of an open connection only.
+/// Reports whether the packet may be a super-packet. With TCP, this is a packet without the flags SYN, RST and URG.
 fn may_be_cut(packet: &[u8], layout: &Layout) -> bool {
     let flags = packet.get(layout.transport + 13).copied().unwrap_or(0);
     layout.protocol != TCP || flags & (tcp_flags::SYN | tcp_flags::RST | tcp_flags::URG) == 0

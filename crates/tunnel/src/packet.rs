@@ -80,7 +80,8 @@ impl Layout {
     }
 
     /// Finds the parts of most packets: TCP or UDP right behind an IP header without options, and no fragment. Returns
-    /// `None` for all others, which can be IP packets nevertheless. A record carries one packet, so the time counts.
+    /// `None` for all other packets, which can be valid IP packets nevertheless. This function runs for every record,
+    /// so it has to be fast.
     fn plain(packet: &[u8]) -> Option<Self> {
         let number = |high, low| usize::from(u16::from_be_bytes([high, low]));
         let (is_ipv6, length, protocol) = match *packet.first()? {

@@ -1,5 +1,5 @@
 //! The maximum length of datagrams on the paths to other ends. The route gives a first value. ICMP errors about the
-//! tunnel's own datagrams (RFC 1191, RFC 8201) give a more exact one.
+//! tunnel's own datagrams (RFC 1191, RFC 8201) give a more exact value.
 //!
 //! The kernel also stores a length for each path. This length is of no use here, because it can come from an ICMP error
 //! that the tunnel sent to an application on this machine. Packets of applications have to be shorter than the tunnel's
@@ -67,8 +67,9 @@ impl Paths {
         }
     }
 
-    /// Records the MTU in an ICMP error about a datagram to `to`. Anybody can forge such errors, so only those about
-    /// paths in use count, and none makes a path longer, or shorter than every path is.
+    /// Records the MTU in an ICMP error about a datagram to `to`. Anybody can forge such errors. So this method ignores
+    /// errors about paths that are not in use. No error makes a path's MTU larger, or smaller than the MTU that every
+    /// path has.
     fn learn(&mut self, to: IpAddr, mtu: usize, now: u64) {
         if !self.paths.contains_key(&to) {
             return;
@@ -114,7 +115,7 @@ fn route_mtu(to: IpAddr) -> usize {
     mtu.unwrap_or(UNKNOWN).clamp(least(to), 65_535)
 }
 
-/// The MTU that every path has (RFC 791, RFC 8200).
+/// Returns the MTU that every path has at least (RFC 791, RFC 8200).
 const fn least(to: IpAddr) -> usize {
     if to.is_ipv4() { 576 } else { 1280 }
 }

@@ -42,7 +42,8 @@ const ADMITTED: usize = 64;
 pub const QUEUES_MAX: usize = LANES as usize;
 
 /// Returns the number of queues that is used if no other is set: half the number of processors, but at least one and at
-/// most [`QUEUES_MAX`]. The other half is for the applications, whose work for each byte is about as much.
+/// most [`QUEUES_MAX`]. The other half of the processors is left to the applications, which do about as much work for
+/// each byte.
 pub fn default_queues() -> usize {
     std::thread::available_parallelism().map_or(1, |processors| (processors.get() / 2).clamp(1, QUEUES_MAX))
 }
@@ -54,8 +55,8 @@ pub struct Counts {
     pub sealed: AtomicU64,
     /// Number of bytes of packets that were opened.
     pub opened: AtomicU64,
-    /// Number of packets from the device that could not be sealed, or whose tunnel was not open when they came. Some of
-    /// the latter wait, and are sent later.
+    /// Number of packets from the device that could not be sealed, or whose tunnel was not open when they came. Some
+    /// packets wait for their tunnel to open, and are sent then.
     pub not_sealed: AtomicU64,
     /// Number of packets from the device that are too long for the path.
     pub too_long: AtomicU64,
@@ -334,8 +335,8 @@ impl<E: End> Loop<E> {
         self.fit.look(self.device.name(), times.0);
     }
 
-    /// Sends frames that waited for their tunnel. Other threads must not overtake them. So `end` has to be one that
-    /// stays locked, and the others wait until the frames are sent.
+    /// Sends frames that waited for their tunnel. Other threads' frames must not overtake them. So the caller has to
+    /// keep `end` locked until these frames are sent.
     fn resume(&mut self, shared: &Shared<E>, end: &mut Access<'_, E>, times: Times) {
         for _ in 0..RESUMED {
             let Some(waited) = end.get().ready(times) else { break };
@@ -427,7 +428,7 @@ impl<E: End> Loop<E> {
             Err(NotCut::TooLong) => {
                 end.release();
                 if let Some(answer) = too_long::answer(packet, &layout, addresses, room.max(carried)) {
-                    // If the kernel drops it, the sender's next packet gets another.
+                    // If the kernel drops the answer, the sender gets another answer to its next packet.
                     let _ = self.device.write(&[IoSlice::new(&[0; VIRTIO_LEN]), IoSlice::new(&answer)]);
                 }
                 return count(&counts.too_long, 1);
@@ -501,8 +502,8 @@ impl<E: End> Loop<E> {
                 }
             }
             end.release();
-            // A packet that came behind an initiation may be answered at once, and another thread may seal the answer. The
-            // response has to go first: before it, the other end can't open the answer.
+            // A packet that came behind an initiation may be answered at once, and another thread may seal the answer.
+            // The response has to go first: before it, the other end can't open the answer.
             reply(&mut self.replies, &self.socket);
             not_taken += write(&mut joiner, &mut admitted, &self.device);
         }

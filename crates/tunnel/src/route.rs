@@ -36,8 +36,8 @@ const NO_DETECTION: u8 = 2;
 const TABLE_MAIN: u8 = 254;
 const TABLE_LOCAL: u8 = 255;
 const TABLE_LONG: u8 = 252;
-/// The table of addresses that are this machine's for packets out of the tunnel only, and the priority of the rule that
-/// leads there.
+/// Number of the routing table with the addresses that belong to this machine only for packets out of the tunnel. The
+/// rule that selects this table has the same number as its priority.
 const TABLE_KEPT: u32 = 30_323;
 const BY_ADMINISTRATOR: u8 = 4;
 const SCOPE_UNIVERSE: u8 = 0;
@@ -104,7 +104,7 @@ pub fn release_address(index: u32, address: IpAddr) -> Result<()> {
         .with_context(|| format!("cannot take the address {address} from the tunnel's device"))
 }
 
-/// Returns a handler of errors to which this one is none.
+/// Returns a handler of errors that turns the error with this code into success.
 fn ignore(code: i32) -> impl Fn(anyhow::Error) -> Result<()> {
     move |error| match error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
         Some(found) if found == code => Ok(()),
@@ -112,7 +112,7 @@ fn ignore(code: i32) -> impl Fn(anyhow::Error) -> Result<()> {
     }
 }
 
-/// struct rtmsg: the address is this machine's.
+/// Returns the body of a route message (`struct rtmsg`) by which the address belongs to this machine.
 fn local(address: IpAddr, index: u32, table: u32) -> Vec<u8> {
     let bytes = octets(address);
     let short = u8::try_from(table).unwrap_or(TABLE_LONG);
@@ -128,7 +128,8 @@ fn local(address: IpAddr, index: u32, table: u32) -> Vec<u8> {
     body
 }
 
-/// struct fib_rule_hdr: packets from the device look into the table.
+/// Returns the body of a rule message (`struct fib_rule_hdr`) by which packets from the device use the table
+/// [`TABLE_KEPT`].
 fn rule(address: IpAddr, device: &str) -> Vec<u8> {
     let mut body = vec![family(address), 0, 0, 0, TABLE_LONG, 0, 0, TO_TABLE];
     body.extend(0u32.to_ne_bytes());
@@ -267,7 +268,8 @@ fn attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
     body.resize(body.len().next_multiple_of(4), 0);
 }
 
-/// Flags of a request that makes or replaces something, and of one that makes something new.
+/// Flags of a request that makes an object or replaces an existing one, and of a request that fails if the object
+/// exists.
 const MAKE: i32 = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
 const MAKE_NEW: i32 = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
 

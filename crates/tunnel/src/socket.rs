@@ -169,8 +169,8 @@ impl Socket {
         }
     }
 
-    /// Sends the records of these runs to one address. If `source` is given, sends from this address. Returns the number
-    /// of datagrams that the kernel did not send.
+    /// Sends the records of these runs to one address. If `source` is given, sends from this address. Returns the
+    /// number of datagrams that the kernel did not send.
     pub fn send<'b>(&self, runs: impl Iterator<Item = Run<'b>>, to: SocketAddr, source: Option<IpAddr>) -> usize {
         let mut lost = 0;
         for run in runs {

@@ -1,9 +1,9 @@
 //! The time for which a thread looks for packets before it sleeps.
 //!
 //! To wake a thread that sleeps takes 10 to 20 us, and much longer on some virtual machines. A round trip through a
-//! tunnel wakes four threads of its ends. While two programs converse, a packet is usually answered within less than
-//! that time. So a thread that was woken soon after it fell asleep looks for packets for a short while before it sleeps
-//! again, and gives its processor to every other task that wants it.
+//! tunnel wakes four threads of the tunnel's two ends. While two programs converse, the answer to a packet usually
+//! comes sooner than a thread wakes. So a thread that was woken soon after it fell asleep looks for packets for a short
+//! while before it sleeps again. Meanwhile it gives its processor to every other task that wants it.
 //!
 //! Three limits hold the cost down. A thread that moves bulk data, or that waits long for each packet, sleeps at once.
 //! All others may look for a quarter of the time, in the long run.
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const LONGEST: Duration = Duration::from_micros(80);
 /// Maximum wait for a packet after which the next packet is expected soon.
 const SOON: Duration = Duration::from_micros(150);
-/// Number of bytes that a thread moves without a wait from which on they count as bulk data.
+/// Number of bytes that count as bulk data if a thread moves them, or more, without a wait.
 const BULK: usize = 16_384;
 /// Time without bulk data after which a thread may look again.
 const CALM: Duration = Duration::from_millis(2);
@@ -76,7 +76,7 @@ impl Spin {
         if self.is_soon && is_calm && self.saved >= LONGEST { LONGEST } else { Duration::ZERO }
     }
 
-    /// Records a wait of `wait`, of which the thread looked for packets for `looked`.
+    /// Records that the thread waited for `wait`, and that it looked for packets during `looked` of this time.
     fn waited(&mut self, wait: Duration, looked: Duration) {
         self.saved = self.saved.saturating_sub(looked);
         self.is_soon = wait < SOON;

@@ -11,7 +11,7 @@ const ICMPV6: u8 = 58;
 const HOP_LIMIT: u8 = 64;
 /// Types of ICMP messages that are errors (RFC 792). Of ICMPv6, all below 128 are.
 const ERRORS: [u8; 5] = [3, 4, 5, 11, 12];
-/// Maximum lengths of errors with their IP header (RFC 1812 §4.3.2.3, RFC 4443 §2.4).
+/// Maximum lengths of ICMP errors over IPv4 and over IPv6, with the IP header (RFC 1812 §4.3.2.3, RFC 4443 §2.4).
 const LONGEST: (usize, usize) = (576, 1280);
 
 /// Returns the length up to which the tunnel has to carry a packet, even if the path's datagrams are too short for it.

@@ -33,8 +33,8 @@ pub trait Knowledge: Send {
 }
 
 impl Flow {
-    /// Answers are treated like the client's packets. Where the rule leaves compression to the sender, they are
-    /// compressed if the client's are.
+    /// Returns how answers are sealed: like the client's packets. If the rule leaves compression to the sender, answers
+    /// are compressed if the client's packets are.
     fn how(&self) -> How {
         let by_client = self.compresses.then_some(Compress::Auto);
         let compress = mode(self.demand.and_then(|demand| demand.compress).or(by_client));
@@ -71,7 +71,8 @@ pub struct VerifierEnd<K> {
     admitted: Option<Admitted>,
 }
 
-/// The packet that was admitted last. Those that follow it within the millisecond need no further look at the tables.
+/// The packet that was admitted last. Packets like it that arrive within the same millisecond are admitted without
+/// another look at the tables.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Admitted {
     tunnel: TunnelId,
@@ -132,8 +133,8 @@ impl<K: Knowledge> VerifierEnd<K> {
         self.drops
     }
 
-    /// Reports whether a record was sealed as well as its packet's rule demands. Remembers how if it was, and nothing
-    /// of a flow whose record was not.
+    /// Reports whether a record was sealed as well as its packet's rule demands. If it was, remembers how it was
+    /// sealed, and creates the flow if it is not known. If it was not, creates no flow.
     fn is_enough(
         &mut self,
         key: FlowKey,
@@ -163,7 +164,7 @@ impl<K: Knowledge> VerifierEnd<K> {
     }
 
     /// Returns the handle in a token that has not been verified, if the handle is one of this account. Nobody without a
-    /// verifier's key can make another account's handle, or another handle, look like one.
+    /// verifier's key can make another account's handle, or an invented handle, look like a handle of this account.
     fn own_handle(&self, header: &GrantHeader, account: u32, wall: u32) -> Option<Handle> {
         let mut is_own = false;
         self.knowledge.with_tables(&mut |tables| {

@@ -210,7 +210,7 @@ async fn status(arguments: StatusArguments) -> Result<ExitCode> {
     if status.tunnels.iter().any(|tunnel| tunnel.keys_exported) {
         println!(
             "DANGER: the agent writes the keys of your sealed tunnels to a file, for debugging; everybody who has this file \
-             can read what they carry"
+             can read what the tunnels carry"
         );
     }
     let is_own = |authority: &str| status.sessions().any(|(_, session)| session.authority == authority);

@@ -64,8 +64,8 @@ fn pass(stream: &TcpStream) -> Result<()> {
     let output = std::io::stdout();
     let sent = sendmsg::<()>(output.as_fd().as_raw_fd(), &message, &rights, MsgFlags::empty(), None);
     sent.map(drop).context(
-        "cannot pass the connection on standard output: `--pass-fd` is for ssh with `ProxyUseFdpass yes`; without it, \
-         leave the flag out",
+        "cannot pass the connection on standard output: `--pass-fd` is for ssh with `ProxyUseFdpass yes`; without \
+         `ProxyUseFdpass`, leave out `--pass-fd`",
     )
 }
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
-/// Maximum number of bytes that are moved at a time: the size of a pipe that users may have.
+/// Maximum number of bytes that are moved at a time: the largest pipe that users without privileges may have.
 const CHUNK: usize = 1024 * 1024;
 
 /// Copies everything until `from` ends.

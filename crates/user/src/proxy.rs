@@ -79,7 +79,7 @@ pub fn run(arguments: &ProxyArguments) -> Result<ExitCode> {
             }
         };
         let Some(permit) = ConnectionPermit::take(&open) else {
-            tracing::warn!("{CONNECTIONS_MAX} connections are open: another one was closed");
+            tracing::warn!("{CONNECTIONS_MAX} connections are open, the maximum: closed a new connection");
             continue;
         };
         let session = session.clone();

@@ -132,7 +132,8 @@ pub struct Home {
 /// The authority to enrol at
 #[derive(Args, Debug)]
 pub struct Authority {
-    /// The authority: https://HOST:PORT, or a name for which DNS lists its servers (SRV) and which its certificate has
+    /// The authority: https://HOST:PORT, or a name for which DNS lists the authority's servers (SRV). The authority's
+    /// certificate must be for this name
     #[arg(long, value_name = "URL|NAME", env = "VOUCHSAFE_AUTHORITY")]
     authority: String,
     /// The CA certificate to trust for the authority [default: the system's]
@@ -219,7 +220,7 @@ fn further(directory: &Directory) -> Result<Vec<daemon::Organisation>> {
         let (networks, services) = (std::mem::take(&mut flags.networks), std::mem::take(&mut flags.services));
         if flags != Flags::default() {
             bail!(
-                "{} may contain only an enrolment, `networks` and `services`: the other settings belong into {}",
+                "{} may contain only an enrolment, `networks` and `services`: the other settings belong in {}",
                 file.display(),
                 directory.file().display()
             );

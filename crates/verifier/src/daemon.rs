@@ -282,8 +282,9 @@ fn tolerated(kernel: &Kernel, done: Result<()>) -> Result<Option<String>> {
     }
 }
 
-/// Applies the authority's first answer after the programs were attached or, if there is none, the cached keys. Returns
-/// a description of the problem if the authority's state could not be read or put in force.
+/// Applies the first answer that the authority gives after the programs were attached. If the authority gives none,
+/// puts the saved state in force with its keys, if the keys were withheld. Returns a description of the problem if the
+/// authority's state could not be read or put in force.
 fn catch_up(
     kernel: &mut Kernel,
     state: &mut State,

@@ -13,16 +13,17 @@ use wire::packet::{TCP, UDP};
 /// 0.0.0.0.
 const OF_HOSTS: [&str; 7] =
     ["0.0.0.0/32", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "255.255.255.255/32", "fe80::/10", "ff00::/8"];
-/// Those of [`OF_HOSTS`] to which no router forwards packets: a gateway extends protection to its own addresses only.
+/// The part of [`OF_HOSTS`] that a gateway uses: networks to which no router forwards packets. A gateway extends
+/// protection only to its own addresses.
 const OF_GATEWAYS: [&str; 6] =
     ["0.0.0.0/32", "127.0.0.0/8", "224.0.0.0/24", "255.255.255.255/32", "ff01::/16", "ff02::/16"];
 
 /// The services that this host protects at addresses that no receiver names, and the networks of these addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Extension {
-    /// The services that are protected at the other addresses.
+    /// The services that are protected at addresses that no receiver names.
     pub services: Vec<Service>,
-    /// The networks of the other addresses.
+    /// The networks of the addresses that no receiver names.
     pub networks: Vec<IpNet>,
 }
 

@@ -216,9 +216,9 @@ impl Kernel {
         self.verifier.set_clock(coarse_to_unix())
     }
 
-    /// Adds to the table of flows the established connections to protected ports that it lacks. Leaves out connections
-    /// to optional receivers, which need no flow, and connections for which `is_known` is true. Returns the number of
-    /// adopted connections.
+    /// Adds established connections to protected ports to the table of flows, if the table lacks them. Leaves out
+    /// connections to optional receivers, which need no flow, and connections for which `is_known` is true. Returns the
+    /// number of adopted connections.
     pub fn adopt(&self, is_known: impl Fn(&FlowKey) -> bool) -> Result<usize> {
         let sockets = adoption::sockets().context("cannot list this host's sockets")?;
         let now = now() as u32;

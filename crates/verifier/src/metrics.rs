@@ -4,7 +4,7 @@ use crate::view::{Drops, Organisation, Peer, Status};
 use api::VerifierState;
 use shell::metrics::{Page, label};
 
-/// Computes a figure of one organisation. The number is the time, Unix seconds.
+/// Computes a figure of one organisation. The `u64` is the current time, Unix seconds.
 type OfOrganisation = fn(&Organisation, u64) -> f64;
 
 fn of_connected(one: &Organisation, _: u64) -> f64 {

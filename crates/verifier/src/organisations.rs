@@ -1,6 +1,6 @@
-//! The organisations whose authorities decide about one verifier, and the services for which each of them may speak. The
-//! organisations don't trust each other, so each has kernel tables of its own. This module does no IO other than linking
-//! the kernel programs of the organisations.
+//! The organisations whose authorities decide about one verifier, and the services for which each of them may speak.
+//! The organisations don't trust each other, so each has kernel tables of its own. This module does no IO other than
+//! linking the kernel programs of the organisations.
 
 use crate::settings::Settings;
 use anyhow::{Result, bail, ensure};
@@ -159,8 +159,8 @@ impl Chain {
     ///
     /// # Errors
     ///
-    /// Fails if there are more receivers than the organisation's share of the tables, or more separate port ranges at an
-    /// address than its share of the address's entry. The earlier receivers then stay.
+    /// Fails if there are more receivers than the organisation's share of the tables, or more separate port ranges at
+    /// an address than its share of the address's entry. The receivers that were accepted before then stay in force.
     pub fn claim(&self, number: usize, receivers: Vec<Receiver>) -> Result<Vec<Receiver>> {
         let Organisation { name, limits } = &self.organisations[number];
         let (accepted, beyond): (Vec<_>, Vec<_>) = receivers.into_iter().partition(|one| limits.accept(one));
@@ -210,14 +210,14 @@ impl Chain {
         Ok(accepted)
     }
 
-    /// Claims the receivers of the last run, before programs are attached. If they are more than the organisation's
-    /// share, accepts as many as the share. At an address with too many port ranges, also closes the smallest gaps between
-    /// them. Services in `protected` then stay protected, too.
+    /// Claims the receivers of the last run, before programs are attached. If they exceed the organisation's share,
+    /// accepts only the first ones, up to the share. At an address with too many port ranges, also closes the smallest
+    /// gaps between them. In these cases, the services that `protected` returns stay protected, too.
     pub fn begin(&self, number: usize, receivers: Vec<Receiver>, protected: impl FnOnce() -> Vec<Receiver>) {
         let Err(error) = self.claim(number, receivers.clone()) else { return };
         tracing::error!(
-            "{error:#}. Until the authority has fewer, only the first ones are protected, and what an earlier process \
-             has protected"
+            "{error:#}. Until the authority's policy fits into the share, the verifier protects only the first \
+             receivers, up to the share, and the services that an earlier process protected"
         );
         let limits = &self.organisations[number].limits;
         let given = if limits.services.is_empty() { vec![Service::ALL] } else { room::joined(limits.services.clone()) };
@@ -240,8 +240,8 @@ impl Chain {
         self.keep(number, protected());
     }
 
-    /// Keeps services protected that an earlier process has protected, for an organisation whose authority has not sent
-    /// its receivers to this process. One entry of `protected` can have services of several organisations.
+    /// Continues to protect the services that an earlier process protected, for an organisation whose authority has not
+    /// sent its receivers to this process. One entry of `protected` can have services of several organisations.
     pub fn keep(&self, number: usize, protected: Vec<Receiver>) {
         let own = &self.organisations[number].limits;
         let others = &self.organisations[1..];
@@ -298,8 +298,9 @@ impl Chain {
         self.stale.swap(false, Ordering::Relaxed)
     }
 
-    /// Takes over the kernel programs of organisation `number`, and links all programs that are loaded. Each hands
-    /// packets that it refuses over to the next one. The last one drops them.
+    /// Takes over the kernel programs of organisation `number`, and links all programs that are loaded. The programs of
+    /// each organisation pass the packets that they refuse to the programs of the next one. The last programs drop
+    /// them.
     ///
     /// # Errors
     ///

@@ -54,7 +54,7 @@ impl Recheck {
         }
     }
 
-    /// Returns the number of answers that have to come until everything is rechecked that was wanted so far.
+    /// Returns the number of answers that have to come until everything that was wanted so far is rechecked.
     pub const fn outstanding(&self) -> u8 {
         match (&self.asking, self.retry) {
             (Some(_), _) if self.again => 2,
@@ -85,7 +85,10 @@ impl Recheck {
             let (cut, error) = answer.unwrap_or_else(|error| (Vec::new(), Some(Error::Other(error.to_string()))));
             if let Some(error) = error {
                 if !std::mem::replace(&mut self.is_failing, true) {
-                    tracing::warn!(%error, "cannot recheck flows with the authority; they continue until it answers");
+                    tracing::warn!(
+                        %error,
+                        "cannot recheck flows with the authority: the flows continue until the authority answers"
+                    );
                 }
                 self.retry = Some(Instant::now() + self.backoff.pause());
             } else {

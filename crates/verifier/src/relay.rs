@@ -127,7 +127,8 @@ async fn accept(listener: TcpListener, service: SocketAddr, shared: Arc<Shared>,
     }
 }
 
-/// Relays one connection. If it is a person's, and not this person's to the end, both sides get a reset.
+/// Relays one connection. If the connection belongs to a person, and its flow ends or gets another owner before both
+/// sides have closed, both sides get a reset.
 async fn relay(
     client: TcpStream,
     from: SocketAddr,
@@ -182,7 +183,7 @@ async fn copy<T>(
     deliver(&server)
 }
 
-/// Lets the kernel deliver what was sent after the socket is closed.
+/// Makes the kernel deliver the bytes that were sent, even after the socket is closed.
 fn deliver(stream: &TcpStream) -> Result<()> {
     let none = nix::libc::linger { l_onoff: 0, l_linger: 0 };
     Ok(setsockopt(stream, nix::sys::socket::sockopt::Linger, &none)?)

@@ -46,7 +46,8 @@ fn passed(counts: &view::Drops, name: &str) -> u64 {
     counts.passed.iter().find(|outcome| outcome.name == name).map_or(0, |outcome| outcome.packets)
 }
 
-/// Keeps the flows with the latest packets and, among those of the same second, the youngest; newest first.
+/// Keeps the flows with the latest packets, and sorts them, latest first. If the latest packets of two flows came in
+/// the same second, the flow that began later comes first.
 fn latest(flows: &mut Vec<(FlowKey, Flow)>) {
     let order = |(key, flow): &(FlowKey, Flow)| (Reverse(flow.seen), Reverse(flow.since), *key);
     if flows.len() > REPORTED_FLOWS_MAX {

@@ -8,8 +8,8 @@ use datapath::verifier::Verifier;
 use std::sync::{Arc, Mutex, PoisonError};
 use wire::map::DropSample;
 
-/// Adds the kernel's samples of dropped packets to `drops` until the returned listener is dropped. `observes` is whether
-/// the verifier lets packets pass that it refuses.
+/// Adds the kernel's samples of dropped packets to `drops` until the returned listener is dropped. `observes` says
+/// whether the verifier lets packets pass although it refuses them.
 pub fn start(verifier: &Verifier, drops: Arc<Mutex<Ring>>, observes: bool) -> Result<Listener> {
     Listener::start("drops", verifier.samples(move |sample| note(&drops, &sample, observes))?)
 }

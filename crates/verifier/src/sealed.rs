@@ -110,7 +110,8 @@ impl Sealed {
     }
 }
 
-/// Returns what the tunnels dropped, by reason. Reasons of initiations are those of tokens.
+/// Returns the numbers of packets that the tunnels dropped, by reason. The reasons for dropping initiations are the
+/// drop reasons of tokens.
 fn counts(pump: &Pump<VerifierEnd<TunnelKnowledge>>) -> Vec<Counter> {
     let drops = pump.end().drops();
     let records = Dropped::ALL.iter().zip(drops.records).map(|(why, count)| (format!("record_{}", why.name()), count));
@@ -123,13 +124,13 @@ fn counts(pump: &Pump<VerifierEnd<TunnelKnowledge>>) -> Vec<Counter> {
     all.filter(|(_, packets)| *packets > 0).map(|(name, packets)| Counter { name, packets }).collect()
 }
 
-/// Binds the service, with a socket for each queue: to the one address, or to all of this host's if there is one of each
-/// family.
+/// Binds the service, with a socket for each queue. Binds to the only address in `tunnels`. If `tunnels` has an address
+/// of each family, binds to all addresses of this host.
 fn listen(tunnels: &[SocketAddr], queues: usize) -> Result<Vec<Socket>> {
     let at = match tunnels {
         [one] => *one,
         [one, other] if one.port() == other.port() => SocketAddr::new([0u8; 16].into(), one.port()),
-        [..] => bail!("the tunnel's addresses {tunnels:?} must have one port"),
+        [..] => bail!("the tunnel's addresses {tunnels:?} must have the same port"),
     };
     Socket::several(at, queues).with_context(|| format!("cannot listen for tunnels at {at}"))
 }

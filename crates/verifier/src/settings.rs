@@ -237,7 +237,7 @@ pub struct Settings {
     /// The networks for which the default organisation's authority may speak; empty for all that no other organisation
     /// has.
     pub networks: Vec<IpNet>,
-    /// The services for which that authority may speak; empty for all.
+    /// The services for which the default organisation's authority may speak; empty for all.
     pub services: Vec<Service>,
     /// The kernel program's configuration. It lacks the parts that come from the authority and from the verifier's
     /// directory.

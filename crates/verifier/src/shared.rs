@@ -322,8 +322,9 @@ impl Shared {
     }
 
     fn status(&self) -> view::Status {
-        // Before the lock of the tables, and each lock alone: a thread that asks for a flow's sealing has the lock of the
-        // tunnels and waits for the pump, whose threads take those of the tables and the owners.
+        // Takes these locks before the lock of the tables, and each one alone. A thread that asks for a flow's sealing
+        // has the lock of the tunnels and waits for the pump. The pump's threads take the locks of the tables and the
+        // owners.
         let tunnels = self.tunnels.lock().unwrap_or_else(PoisonError::into_inner);
         let tunnel_queues = tunnels.as_ref().map(|tunnels| (tunnels.queues)()).unwrap_or_default();
         drop(tunnels);
@@ -372,7 +373,7 @@ impl Shared {
     }
 }
 
-/// Returns those of an address's protected services to which the default organisation's authority may admit packets.
+/// Returns the part of an address's protected services to which the default organisation's authority may admit packets.
 fn own(services: &Services) -> impl Iterator<Item = Service> {
     services.spans().iter().filter(|span| span.foreign == 0).map(|span| (*span).into())
 }

@@ -223,9 +223,9 @@ pub struct Protected {
 /// addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extended {
-    /// The services that are protected at the other addresses.
+    /// The services that are protected at addresses that no receiver names.
     pub services: Vec<Service>,
-    /// The networks of the other addresses.
+    /// The networks of the addresses that no receiver names.
     pub networks: Vec<String>,
     /// Whether there were more services than the entry of one address can hold. If so, the ports between these services
     /// are protected, too.

@@ -100,8 +100,8 @@ fn main() -> ExitCode {
     done.unwrap_or_else(|error| cant(&error))
 }
 
-/// Returns the runtime for a command. The agent's has one thread: the first packet of a connection waits for the agent,
-/// and would wait longer if threads had to wake each other.
+/// Returns the runtime for a command. The agent's runtime has one thread: the first packet of a connection waits for
+/// the agent, and would wait longer if threads had to wake each other.
 fn runtime(command: &Command) -> std::io::Result<Runtime> {
     match command {
         #[cfg(feature = "roles")]

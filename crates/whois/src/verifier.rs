@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// Path of the verifier's socket, if `$VOUCHSAFE_IDENTITY_SOCKET` names no other.
 pub const SOCKET: &str = "/run/vouchsafe/identity.sock";
-/// Longest time to wait for an answer. The verifier waits for the authority for two seconds, if it has to ask it.
+/// Longest time to wait for an answer. If the verifier has to ask the authority, it waits for two seconds.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Longest time to wait for the answer to a complaint, which the authority gives within five seconds.
 const PATIENCE_OF_COMPLAINTS: Duration = Duration::from_secs(8);

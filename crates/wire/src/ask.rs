@@ -26,7 +26,7 @@ pub const REPLY_LEN: usize = ANSWER_LEN - ANSWER_HEAD_LEN - TAG_LEN;
 pub const NAME_MAX: usize = 64;
 /// Maximum length of an option with a segment, in bytes: five proofs, issued by an authority with an IPv6 address.
 pub const OPTION_MAX: usize = 4 + 16 + 16 + 16 * PROOFS_MAX as usize;
-/// Maximum length of option, hops and segment for the answers in an answer together, in bytes.
+/// Maximum total length of the option, the hops and the segment for the answers in one reply, in bytes.
 pub const GIVEN_MAX: usize = REPLY_LEN - GIVEN_HEAD_LEN;
 /// Maximum number of a path (wire.md §8.16). The first path has the number 0.
 pub const PATH_MAX: u8 = 3;
@@ -211,8 +211,8 @@ pub struct Question<'a> {
     /// The port from which the sender sends.
     pub sender_port: u16,
     /// Whether the client passes the segment for the answers on to the receiving endpoint (wire.md §8.15), so that the
-    /// authority should add it to the answer. An authority that does not say that it knows this flag does not answer a
-    /// request with it.
+    /// authority should add this segment to its answer. Only an authority that says that it knows this flag answers a
+    /// request with the flag.
     pub answers: bool,
     /// The number of the path that the segment has to take, at most [`PATH_MAX`] (wire.md §8.16). `None` if the client
     /// does not know that there can be several paths. Only an authority that says that it knows paths answers a request
@@ -387,8 +387,8 @@ impl Refusal {
 }
 
 impl<'a> Reply<'a> {
-    /// Encodes the reply for sealing. Returns `None` if the option, the hops or the text are too long, if there is no room
-    /// for the segment for the answers, or if there are too many other paths.
+    /// Encodes the reply for sealing. Returns `None` if the option, the hops or the text are too long, if there is no
+    /// room for the segment for the answers, or if there are too many other paths.
     pub fn encode(&self) -> Option<[u8; REPLY_LEN]> {
         let mut bytes = [0; REPLY_LEN];
         match self {

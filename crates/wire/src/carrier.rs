@@ -13,8 +13,8 @@ pub enum Carrier {
     /// The token is in the first bytes of a TCP stream, which are the whole payload of the SYN. A process without
     /// privileges can send such a token.
     Stream = 4,
-    /// The token is the payload of a SYN without data. The sender adds a TCP Fast Open option to the SYN's header,
-    /// because some firewalls drop data in a SYN without this option.
+    /// The token is the whole payload of a SYN, which had no data before. The sender adds a TCP Fast Open option to the
+    /// SYN's header, because some firewalls drop data in a SYN without this option.
     FastOpen = 8,
     /// The token is appended to a SYN, whose header is then reordered so that it forms a UDP header. All segments of
     /// the connection travel in this form, because some firewalls let only UDP through.

@@ -45,7 +45,8 @@ impl Suite {
             Self::AesCmac => cmac(key, parts),
             Self::Siphash => {
                 let mut hasher = SipHasher24::new_with_key(key);
-                // A single part lets the library read whole words; of several parts, it buffers the rest of each.
+                // If there is one part, the library reads whole words. If there are several, it buffers the rest of
+                // each part.
                 if let [message] = parts {
                     return hasher.hash(message).as_bytes();
                 }

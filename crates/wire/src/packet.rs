@@ -132,7 +132,7 @@ pub struct Packet {
     pub hop_limit: u8,
     /// Type of the ICMP or ICMPv6 message.
     pub icmp_type: u8,
-    /// Whether the packet is a fragment, and which.
+    /// Fragmentation state: whole, first fragment or later fragment.
     pub fragment: Fragment,
     /// Whether the packet has a fragment header although it is whole (RFC 6946).
     pub atomic: bool,
@@ -368,8 +368,8 @@ impl Packet {
     }
 
     /// Parses a routing header. A type 4 header lists whole addresses after its first eight bytes (RFC 8754). The route
-    /// of any other type counts as unknown: hosts answer types 0 and 2 with an error, so silence for some of their
-    /// addresses would reveal which addresses are protected.
+    /// of any other type counts as unknown. Hosts answer types 0 and 2 with an error. If only some addresses of such a
+    /// route were silent, the silence would reveal which addresses are protected.
     fn ipv6_route(&mut self, frame: &[u8], at: usize, header: &[u8; 8]) {
         let [_, len, kind, segments_left, ..] = *header;
         if segments_left == 0 {

@@ -1,6 +1,6 @@
-//! The carrier `tcp_in_udp` (wire.md §4.8): a TCP header in another order is a UDP header of eight bytes and twelve
-//! bytes of payload. The packet becomes no longer: UDP's length and checksum take the room of TCP's checksum and urgent
-//! pointer.
+//! The carrier `tcp_in_udp` (wire.md §4.8): the fields of a TCP header, in another order, form a UDP header of eight
+//! bytes and twelve bytes of payload. The packet keeps its length, because UDP's length and checksum take the room of
+//! TCP's checksum and urgent pointer.
 //!
 //! `bpf/include/tcp_in_udp.h` has the same rules.
 
@@ -8,7 +8,7 @@ use crate::checksum::replace;
 use crate::packet::{Form, Fragment, IPV4_LEN, IPV6_LEN, Packet, TCP, UDP, tcp_flags};
 use crate::tail::{BLOCK_LEN, TCP_IN_UDP_MAGIC};
 
-/// Length of a TCP header without options, and of its other order.
+/// Length of a TCP header without options, in either order.
 const HEADER_LEN: usize = 20;
 const ETHERNET_LEN: usize = 14;
 

@@ -47,7 +47,8 @@ impl<const WORDS: usize> ReplayWindow<WORDS> {
         self.bits[word] |= bit;
     }
 
-    /// Clears the numbers from `first` up to, but not including, `end`. They must be fewer than the window's width.
+    /// Clears the numbers from `first` up to, but not including, `end`. There must be fewer of them than the window's
+    /// width.
     fn forget(&mut self, first: u64, end: u64) {
         let mut number = first;
         while number < end {

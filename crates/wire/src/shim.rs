@@ -94,8 +94,9 @@ impl Content {
 
 /// Looks for a shim. Returns `None` if the packet has no shim, because it is an ordinary IP-in-IP packet or not
 /// IP-in-IP at all. Otherwise returns the content of the option, and the fields of the packet as they were before the
-/// shim was added. These fields include the original protocol and ports, but the header still has 80 bytes. Returns
-/// `Malformed` if the shim is invalid.
+/// shim was added. These fields include the original protocol and ports. Offsets refer to `frame`, which still contains
+/// the shim: from the start of the IP header to the transport header, there are 80 bytes. Returns `Malformed` if the
+/// shim is invalid.
 pub fn open(frame: &[u8], packet: &Packet) -> Option<Result<(Packet, Content), DropReason>> {
     let plain = packet.form == Form::Whole && packet.fragment == Fragment::Whole && packet.protocol == IPIP;
     if !plain || packet.ipv6() || packet.transport != packet.network + IPV4_LEN {

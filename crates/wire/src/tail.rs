@@ -103,8 +103,7 @@ fn fills_ip(frame: &[u8], packet: &Packet) -> bool {
 
 /// Removes the block: restores the lengths and checksums of the original packet in `frame`, and returns the frame's new
 /// length. Link padding is removed, too. If the carrier is `stream`, advances the sequence number past the block. If it
-/// is `fast_open`, removes the option as well.
-/// Returns `None` if there is no block.
+/// is `fast_open`, removes the option as well. Returns `None` if there is no block.
 pub fn strip(frame: &mut [u8], packet: &Packet) -> Option<usize> {
     let (_, carrier) = find(frame, packet)?;
     if carrier == Carrier::Stream {
@@ -155,12 +154,12 @@ pub fn append_with_option(frame: &mut [u8], packet: &Packet, token: &[u8; TOKEN_
     Some(end)
 }
 
-/// Changes the length that the TCP header says it has, by a number of bytes.
+/// Adds `by` bytes to the length that the TCP header states for itself.
 fn lengthen_header(frame: &mut [u8], packet: &Packet, by: i16) -> Option<()> {
     let partial = is_partial(frame, packet)?;
     let (at, field) = (packet.transport + 12, packet.transport + 16);
     let before = be16(frame, at)?;
-    // In words of four bytes, in the upper four bits.
+    // The field is in the upper four bits, and counts words of four bytes.
     let after = before.wrapping_add_signed((by / 4) << 12);
     put16(frame, at, after)?;
     if partial { Some(()) } else { put16(frame, field, replace(be16(frame, field)?, before, after)) }

@@ -13,11 +13,11 @@ use crate::Guarded;
 /// Server port for connects with a grant that is already in the kernel's cache.
 pub const PORT: u16 = 9000;
 const COLD_PORTS: std::ops::Range<u16> = 9100..9140;
-/// Server ports for connects on first contact whose grants come by UDP. Their median must not depend on what else the
-/// machine does for a tenth of a second.
+/// Server ports for connects on first contact whose grants come by UDP. There are enough connects that a disturbance of
+/// a tenth of a second does not change their median.
 const COLD_UDP_PORTS: std::ops::Range<u16> = 9400..9500;
-/// Number of installations in which these are measured. Where the threads and the memory of a process happen to be makes
-/// one installation differ from the next by a tenth.
+/// Number of installations in which these connects are measured. Their times differ by a tenth from one installation to
+/// the next, depending on where the threads and the memory of a process happen to be.
 const INSTALLATIONS: usize = 5;
 /// Server ports for connects that wait until the agent has a line.
 const EARLY_PORTS: std::ops::Range<u16> = 9200..9300;
@@ -25,8 +25,8 @@ const EARLY_PORTS: std::ops::Range<u16> = 9200..9300;
 const ECHO: u16 = 7;
 /// Maximum time of a first connect whose grant comes by UDP, in addition to a round trip to the authority and a connect.
 const COLD_UDP_US: f64 = 200.0;
-/// Rounds of connects. Each part of the run has enough of them that its 99th percentile rests on some twenty connects;
-/// with three, the yardstick would move by a quarter from part to part.
+/// Number of rounds of connects. With this number, the 99th percentile of each part of the run rests on some twenty
+/// connects. If it rested on three, the yardstick would move by a quarter from part to part.
 const ROUNDS: usize = 600;
 const CONNECTS: usize = 30;
 /// Number of parts into which the run is split; each yields one sample of the yardstick.

@@ -1,5 +1,5 @@
-//! Measures that the ladder adds nothing where the first rung works: connects to a destination with two rungs, against
-//! connects to one with a single rung.
+//! Checks that the ladder adds no time where the first rung works. Compares connects to a destination with two rungs
+//! with connects to a destination with a single rung.
 
 use anyhow::{Context, Result, ensure};
 use lab::world::{Agent, Authority, FRONT4, Network, Verifier, Way, policy};
@@ -13,7 +13,7 @@ const ROUNDS: usize = 200;
 const CONNECTS: usize = 30;
 /// Number of parts into which the run is split; each yields one sample of the yardstick.
 const PARTS: usize = 10;
-/// A tunnel that no rule demands, so that it is a second rung to everything behind the verifier.
+/// A tunnel that no rule demands. It is the second rung to every destination behind the verifier.
 const TUNNEL: &str = r#"
 [[receivers]]
 name = "tunnel"

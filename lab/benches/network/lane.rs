@@ -66,9 +66,9 @@ enum End {
     Sink,
 }
 
-/// Runs `work`, and the threads that it starts, on one of the processors that this thread may use: senders on the first,
-/// sinks on the last. Where the scheduler places them would otherwise decide about the throughput, and differ from one
-/// opening to the next.
+/// Runs `work`, and the threads that it starts, on one of the processors that this thread may use: senders on the
+/// first, sinks on the last. Otherwise the throughput would depend on the processors that the scheduler chooses, and
+/// these differ from one opening to the next.
 fn on_processor<T>(end: End, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let this = Pid::from_raw(0);
     let all = sched_getaffinity(this)?;
@@ -97,7 +97,7 @@ impl Connection {
             self.sent += chunk.len() as u64;
         }
         while self.sink.taken() < self.sent {
-            ensure!(began.elapsed() < PATIENCE, "what was sent does not arrive");
+            ensure!(began.elapsed() < PATIENCE, "not all bytes that were sent have arrived within {PATIENCE:?}");
             thread::yield_now();
         }
         Ok(self.sent - before)

@@ -14,15 +14,15 @@ use measure::{Bound, Figures, Yardstick, quantile};
 use crate::connect::{PORT, listen};
 use crate::throughput::Rates;
 
-/// Number of rounds of connects, and of connects in each round.
+/// Number of rounds of connects, and number of connects in each round.
 const ROUNDS: usize = 40;
 const CONNECTS: usize = 25;
-/// Number of rounds of transfers, and of bytes in each transfer.
+/// Number of rounds of transfers, and number of bytes in each transfer.
 const TRANSFERS: usize = 24;
 const BYTES: u64 = 512 << 20;
 const SINK: u16 = 9200;
 const PROXY: &str = "127.0.0.1:1081";
-/// Rate of the path whose throughput is measured, as a network card would have.
+/// Rate of the path whose throughput is measured: that of a usual network card.
 const PATH: &str = "10gbit";
 
 /// A Python program that measures in microseconds how long connects, or the sending of many bytes, take. It runs with
@@ -132,8 +132,8 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
         rates.add(figures, name, bound);
         Ok(())
     };
-    // Sender, proxy and receiver share the processors here, so that this ratio says what the proxy costs, not what it
-    // takes from a path.
+    // Here the path has no limit of its rate, and sender, proxy and receiver share the processors. So this ratio shows
+    // the processor time that the proxy costs, and not its effect on the throughput of a real path.
     compare("rootless.socks5.throughput_of_processors", &through_proxy, false, Bound::None)?;
     for network in [&plain, &network] {
         network

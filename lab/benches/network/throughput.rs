@@ -18,7 +18,8 @@ use crate::lane::Lane;
 /// below a hundredth.
 const TURN: Duration = Duration::from_millis(20);
 const TURNS: usize = 50;
-/// Number of times that the connections are opened, because their threads stay on the same processors for a while.
+/// Number of times that the connections are opened. One opening would say little, because its threads stay on the same
+/// processors for a while.
 const OPENINGS: usize = 10;
 /// Number of openings of a single connection. Its throughput depends more on chance: whether one side sleeps when the
 /// other has work.

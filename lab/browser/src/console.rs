@@ -132,7 +132,7 @@ impl Scene {
         let (asked, said) = agent.access("ask", &["dark", "--service", "tcp/7", "--reason", "to look at the logs"])?;
         ensure!(asked, "the person can't ask for access: {said}");
         let echo: SocketAddr = format!("{FRONT4}:{ECHO}").parse()?;
-        let flow = call(&network.alice, echo, SOON).context("the person may use the front")?;
+        let flow = call(&network.alice, echo, SOON).context("the person can't reach the receiver `front`")?;
         // A connection attempt without a grant, so that the picture of the drops page is not empty.
         ensure!(call(&network.mallory, echo, KNOCK).is_err(), "a stranger came in");
         Ok(Self { _flow: flow, agent, verifier, provider, authority, services, network })

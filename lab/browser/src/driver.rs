@@ -46,7 +46,7 @@ impl<'n> Browser<'n> {
         driver.wait_for(STARTED, SOON).context("chromedriver")?;
         let log = driver.log();
         let port = log.split(STARTED).nth(1).and_then(|rest| rest.split(|c: char| !c.is_ascii_digit()).next());
-        let address = format!("http://127.0.0.1:{}", port.context("chromedriver does not say its port")?);
+        let address = format!("http://127.0.0.1:{}", port.context("chromedriver has printed no port")?);
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         // WebDriver's `acceptInsecureCerts` does not cover passkeys.
         let settings = json!({ "webauthn.allow_with_broken_certs": true });
@@ -216,9 +216,9 @@ fn program(variable: &str, names: &[&str]) -> Result<PathBuf> {
     match snaps.first() {
         None => bail!("no {}: `make setup` installs it", names[0]),
         Some(snap) => bail!(
-            "{} is a snap, which sees neither the network namespaces nor the folders of scenarios. Ubuntu has no other: \
-             install Chrome or Chromium from elsewhere, and the chromedriver of its version, and say where they are in \
-             {CHROMIUM} and {DRIVER}",
+            "{} is a snap, which can access neither the network namespaces nor the folders of scenarios. Ubuntu offers \
+             Chromium only as a snap: install Chrome or Chromium from elsewhere, with the chromedriver of the same \
+             version, and set {CHROMIUM} and {DRIVER} to their paths",
             snap.display()
         ),
     }

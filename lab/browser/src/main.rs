@@ -80,7 +80,7 @@ fn keep(folder: &Path, page: &str, look: Look, browser: &Browser<'_>) -> Result<
 /// colours stay; every other colour becomes the nearest of these.
 fn packed(picture: &[u8]) -> Result<Vec<u8>> {
     let mut reader = png::Decoder::new(Cursor::new(picture)).read_info()?;
-    let mut pixels = vec![0; reader.output_buffer_size().context("a picture too large to be one of a page")?];
+    let mut pixels = vec![0; reader.output_buffer_size().context("the picture is too large to be that of a page")?];
     let frame = reader.next_frame(&mut pixels)?;
     let step = frame.color_type.samples();
     ensure!(step >= 3 && frame.bit_depth == png::BitDepth::Eight, "a picture in {:?}", frame.color_type);

@@ -58,7 +58,8 @@ impl Verifier {
         Ok(this)
     }
 
-    /// Enrols the verifier at the authority of a further organisation. It follows this authority from its next start on.
+    /// Enrols the verifier at the authority of a further organisation. From its next start on, the verifier follows
+    /// this authority, too.
     pub fn enrol_further(&self, name: &str, authority: &Authority, networks: &[&str]) -> Result<()> {
         let code = authority.enrolment_code(ID)?;
         let mut enrol = self.command("enrol");

@@ -54,7 +54,7 @@ fn read(folder: &Path, parent: &Module, texts: &mut BTreeMap<Module, String>) ->
     Ok(())
 }
 
-/// Returns the modules that a file uses, except the modules that contain it and those that it contains.
+/// Returns the modules that a module's file uses, except the modules above this module and the modules inside it.
 fn used(module: &Module, text: &str, texts: &BTreeMap<Module, String>) -> BTreeSet<Module> {
     let mut found = BTreeSet::new();
     for path in paths(&without_tests(text)) {

@@ -46,7 +46,7 @@ pub fn make(job: &Job, source: &Path) -> Result<PathBuf> {
 
     let deb = job.out.join(format!("vouchsafe_{}_{}.deb", job.version, job.arch.debian()));
     let mut pack = command("dpkg-deb");
-    // One thread: more of them divide the data at other places.
+    // Use one thread, because several threads divide the data at other places.
     pack.args(["--root-owner-group", "--threads-max=1"]).args(if job.quick {
         ["-Zgzip", "-z1"]
     } else {

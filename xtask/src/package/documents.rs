@@ -1,4 +1,4 @@
-//! Adds man pages and shell completions to a package. The program under packaging writes them itself.
+//! Adds man pages and shell completions to a package. The program that is packaged writes them itself.
 
 use std::fs;
 

@@ -71,7 +71,7 @@ fn fill(job: &Job, source: &Path, root: &Tree) -> Result<()> {
         let name = path.strip_prefix("/usr").or(path.strip_prefix("/")).unwrap_or(&path).display().to_string();
         root.copy(&file, &format!("usr/{name}"), 0o755)?;
     }
-    // glibc asks only files for names of hosts if it finds no such file.
+    // Without this file, glibc looks up host names only in files, and not in DNS.
     root.put("etc/nsswitch.conf", 0o644, "passwd: files\ngroup: files\nhosts: files dns\n")?;
     root.put("etc/passwd", 0o644, "root:x:0:0:root:/:/sbin/nologin\nvouchsafe:x:999:999::/:/sbin/nologin\n")?;
     root.put("etc/group", 0o644, "root:x:0:\nvouchsafe:x:999:\n")?;
@@ -103,7 +103,7 @@ fn blob(layout: &Tree, kind: &str, content: Content) -> Result<Value> {
     Ok(json!({ "mediaType": kind, "digest": format!("sha256:{hash}"), "size": size }))
 }
 
-/// Packs a folder's content, sorted, all of it root's and of the same time.
+/// Packs a folder's content, sorted by name. In the archive, every file belongs to root and has the same time.
 fn pack(job: &Job, folder: &Path, to: &Path) -> Result<()> {
     let mut tar = command("tar");
     tar.args(["--sort=name", "--format=gnu", "--owner=0", "--group=0", "--numeric-owner"]);

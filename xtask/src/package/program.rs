@@ -11,8 +11,8 @@ use anyhow::{Context, Result, ensure};
 use super::{Arch, foreign};
 use crate::run::{command, forget_outer_cargo, is_root, output, run};
 
-/// Shows source, dependencies and results at fixed paths, which compilers write into the program, in a mount namespace
-/// of its own.
+/// Script that runs a command in a mount namespace, with source, dependencies and results at fixed paths. Compilers
+/// write these paths into the program.
 const AT_FIXED_PATHS: &str = r#"
 mount -t tmpfs -o mode=755 none /mnt
 mkdir /mnt/source /mnt/cargo /mnt/target
@@ -132,7 +132,7 @@ pub fn packages(arch: Arch, program: &Path) -> Result<BTreeMap<String, String>> 
 
 /// Returns the package of this machine that has a library, with its version.
 fn owner(library: &Path) -> Result<(String, String)> {
-    // dpkg knows a library by its path without links, or by the one from before /usr was merged.
+    // dpkg knows a library by its path without symbolic links, or by its path before /usr was merged.
     let real = library.canonicalize().with_context(|| library.display().to_string())?;
     let old = Path::new("/").join(real.strip_prefix("/usr").unwrap_or(&real));
     let owner = [real.as_path(), &old].into_iter().find_map(|path| {

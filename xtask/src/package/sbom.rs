@@ -93,7 +93,7 @@ fn reference(component: &Value) -> String {
     component["bom-ref"].to_string()
 }
 
-/// Returns a crate's package URL. Those of this repository are on no registry.
+/// Returns a crate's package URL. The crates of this repository are on no registry.
 fn purl(package: &Package) -> String {
     let name = format!("pkg:cargo/{}@{}", package.name, package.version.to_string().replace('+', "%2B"));
     match package.source {

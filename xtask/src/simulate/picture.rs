@@ -1,4 +1,4 @@
-//! Draws distributions as SVG: for each value, the share of the samples that are at most as large.
+//! Draws distributions as SVG: for each value, the share of the samples that are not larger than the value.
 
 use std::fmt::Write as _;
 

@@ -30,14 +30,14 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Returns the sum of both round-trip times as a multiple of the direct one.
+    /// Returns the sum of both round-trip times as a multiple of the direct round-trip time.
     pub fn inflation(&self) -> f64 {
         f64::from(self.asking + self.direct) / f64::from(self.direct)
     }
 }
 
-/// Returns a sample for every pair of a sender and a receiver in different regions, for each of `draws` draws of
-/// delegates.
+/// Draws the delegates `draws` times. For each draw, returns a sample of every pair of a sender and a receiver in
+/// different regions.
 pub fn samples(times: &Times, placement: Placement, seed: u64, draws: u32) -> Vec<Sample> {
     let mut chance = Chance(seed);
     let mut samples = Vec::new();

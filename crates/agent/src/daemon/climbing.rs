@@ -44,12 +44,12 @@ mod with_tunnels {
     }
 
     impl Climbing {
-        /// Reports whether the file does not have what was learned.
+        /// Reports whether the file lacks results that the agent has learned.
         fn has_news(&self) -> bool {
             self.ladder.has_news() || self.network.gateway() != self.stored.as_ref()
         }
 
-        /// Returns what the file is to contain. It then counts as written.
+        /// Returns the new content of the file. From then on, this content counts as written.
         fn keep(&mut self) -> Kept {
             self.stored = self.network.gateway().cloned();
             let paths = self.ladder.keep(now(), unix());
@@ -68,8 +68,8 @@ mod with_tunnels {
     }
 
     impl First {
-        /// Reports whether the kernel's entry is about this packet. Another subject's connection may have the ports
-        /// now.
+        /// Reports whether the kernel's entry is about this packet. The entry may belong to a connection of another
+        /// subject that has the same ports now.
         fn is(&self, known: &FirstPacket) -> bool {
             (known.subject, known.sequence) == (self.slot.subject, self.sequence)
         }
@@ -98,7 +98,8 @@ mod with_tunnels {
             }
         }
 
-        /// Returns what stands for the verifier of a destination that no tunnel leads to, if there are other rungs.
+        /// Returns the address that stands for the verifier of a destination to which no tunnel leads: the
+        /// destination's own address, with port 0. Returns `None` if the destination has no second rung.
         fn without_tunnel(&self, slot: &GrantSlot, entry: &GrantEntry) -> Option<SocketAddr> {
             let header = GrantHeader::decode(&entry.header).ok()?;
             let may = self.kernel.turns_segments() && !header.flags.has(Flags::SEALED);
@@ -127,7 +128,7 @@ mod with_tunnels {
             Some(Path { subject, network, verifier, ipv6: slot.family == 6 })
         }
 
-        /// Tells the kernel program by which rung connections to a destination begin.
+        /// Tells the kernel program the rung by which connections to a destination begin.
         fn write_rung(&mut self, slot: &GrantSlot) {
             let Some(path) = self.path(slot) else { return };
             let choice = self.climbing.ladder.first_rung(now(), &path);
@@ -285,7 +286,8 @@ mod with_tunnels {
 
         fn climb_now(&mut self) {
             let table = &self.kernel.maps().first_packets;
-            // Others' connections may have pushed an answered one out of the table. Its packets must not be sent again.
+            // Connections of other users may have pushed an answered connection out of the table. The packets of the
+            // answered connection must not be sent again.
             self.climbing.ladder.lose(|first| !matches!(table.get(&first.flow), Ok(Some(known)) if first.is(&known)));
             let heard = |first: &First, side: Side| {
                 let known = table.get(&first.flow).ok().flatten().filter(|known| first.is(known))?;
@@ -344,7 +346,7 @@ mod with_tunnels {
     }
 }
 
-/// The rungs of a destination to which only the first packet itself leads.
+/// Returns the rungs of a destination that has only one: the first packet itself.
 fn only() -> Vec<Shown> {
     vec![Shown { name: "packet".to_owned(), state: RungState::NotTried, begins_again: None }]
 }

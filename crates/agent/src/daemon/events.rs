@@ -25,7 +25,7 @@ pub(super) struct Connection {
     pub trouble: Option<String>,
     /// Networks that the authority claims, and for which it may not speak.
     pub refused: Vec<IpNet>,
-    /// The numbers of grants of this login.
+    /// Number of this login's grants that came by UDP, and number of those that came by HTTPS.
     pub ways: GrantWays,
 }
 
@@ -91,7 +91,7 @@ impl Daemon {
         self.connections.insert(subject, connection);
     }
 
-    /// Counts the grant in an answer by the way by which it came.
+    /// Counts the grant in an answer: as one that came by UDP, or as one that came by HTTPS.
     pub(super) fn note_way(
         &mut self,
         subject: Subject,

@@ -45,7 +45,8 @@ struct Permitted {
     at: At,
     /// The addresses at which the authority may be.
     limits: Arc<Limits>,
-    /// The name servers that list the authority's servers, if the user named it by a name; empty for the system's.
+    /// The name servers to ask for the authority's servers, if the user gave a name instead of a URL; empty for the
+    /// system's name servers.
     name_servers: Arc<[SocketAddr]>,
 }
 

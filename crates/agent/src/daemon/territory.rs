@@ -27,7 +27,8 @@ impl Territory {
         Self { configured: Arc::new(configured), of_users: Arc::default() }
     }
 
-    /// Takes over the networks of a user's organisations. Clients of their authorities follow from then on.
+    /// Takes over the networks of a user's organisations. From then on, these networks limit the clients of the
+    /// organisations' authorities.
     pub fn note(&self, uid: u32, kept: &Kept) {
         let limited = kept.all().filter_map(|(_, name, networks)| Some((shown(name).to_owned(), networks?.to_vec())));
         let limited = limited.collect();
@@ -40,14 +41,15 @@ impl Territory {
         Arc::new(Limits { territory: self.clone(), uid, name: shown(organisation).to_owned(), own })
     }
 
-    /// Returns the organisation to which the configuration gives an address, other than `name`.
+    /// Returns the organisation other than `name` to which the configuration gives an address, and the network with
+    /// this address.
     fn configured_other(&self, name: &str, address: IpAddr) -> Option<(String, IpNet)> {
         let has = |networks: &[IpNet]| networks.iter().find(|network| network.contains(&address)).copied();
         let mut others = self.configured.iter().filter(|(other, _)| other.as_str() != name);
         others.find_map(|(other, networks)| Some((other.to_string(), has(networks)?)))
     }
 
-    /// Returns the organisation to which a network gives an address, other than `name`.
+    /// Returns the organisation other than `name` that has a network with this address, and this network.
     fn other(&self, uid: u32, name: &str, address: IpAddr) -> Option<(String, IpNet)> {
         let has = |networks: &[IpNet]| networks.iter().find(|network| network.contains(&address)).copied();
         self.configured_other(name, address).or_else(|| {

@@ -18,9 +18,9 @@ use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Files that are not copied from the directory, beside [`OF_THE_SERVER`]: those that make the authority a member of a
-/// cluster. A restored authority is alone, because an old copy must not continue as a member. A copy of the database is
-/// added separately.
+/// Files of the directory that a backup leaves out in addition to [`OF_THE_SERVER`]: those that make the authority a
+/// member of a cluster. A restored authority is in no cluster, because an old copy must not continue as a member. A
+/// copy of the database is added separately.
 const LEFT_OUT: &[&str] = &[config::FILE, config::KEY_FILE, contact::FILE];
 
 /// Writes a backup of `directory` to `out`, whether or not the server is running. The audit trail records the backup

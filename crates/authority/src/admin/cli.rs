@@ -111,7 +111,7 @@ pub enum AuthorityCommand {
     /// Check, compare, try and apply policies
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
-    /// End grants early; established flows are cut. Waits until the connected verifiers have confirmed it
+    /// End grants early and cut their established flows. Waits until the connected verifiers have confirmed the end
     Revoke(revoke::RevokeArguments),
     /// List grants
     Grants {
@@ -128,10 +128,10 @@ pub enum AuthorityCommand {
     /// List and reset people's scores, which applications lower by complaints
     #[command(subcommand)]
     Score(score::ScoreCommand),
-    /// List requests for access and consents, give consents, and withdraw them
+    /// List consents and requests for access, withdraw them, and give consents
     #[command(subcommand)]
     Access(access::AccessCommand),
-    /// Show the webhooks, which learn of requests for access, and test them
+    /// Show and test the webhooks, to which the authority sends messages about requests for access
     #[command(subcommand)]
     Webhook(webhook::WebhookCommand),
     /// Import, change and show lists: entries about who may reach which addresses
@@ -175,7 +175,7 @@ pub enum AuthorityCommand {
     /// Run several authorities that share their state over etcd
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
-    /// Move the state of the authority to another store: another name for `cluster init` and `cluster leave`
+    /// Move the state of the authority to another store, as `cluster init` or `cluster leave` does
     Migrate(cluster::MigrateArguments),
 }
 
@@ -438,7 +438,7 @@ async fn user(command: UserCommand) -> Result<()> {
             };
             let changed = admin::change_password(&at.directory(), &name, &password.read()?, factor).await?;
             let (passkeys, address) = changed;
-            println!("changed the password of {name}; its sessions ended; passkeys removed: {passkeys}");
+            println!("changed the password of {name}; the account's sessions ended; passkeys removed: {passkeys}");
             if let Some(address) = address {
                 println!("the second factor for the authenticator app, which cannot be shown again:\n{}", *address);
             }

@@ -9,8 +9,8 @@ use engine::document::seconds;
 use engine::policy::instant;
 use serde::Deserialize;
 
-/// Maximum number of consents that one command gives: so many, with their audit entries, fit into one entry of a
-/// cluster's log.
+/// Maximum number of consents that one command gives. This many consents, with their audit entries, fit into one entry
+/// of a cluster's log.
 pub const MOST_CONSENTS: usize = 500;
 /// Maximum length of a file of consents, in bytes.
 pub const MOST_FILE: u64 = 4 << 20;
@@ -32,8 +32,8 @@ struct Line {
 /// Gives consents, all of them or none.
 ///
 /// # Errors
-/// Fails if no server is running, or a consent can't be given. The message then names the consent by `place`, which
-/// gets its index.
+/// Fails if no server is running, or a consent can't be given. The message then names this consent by the text that
+/// `place` returns for its index.
 pub async fn give(
     directory: &Directory,
     consents: Vec<Giving>,
@@ -94,7 +94,7 @@ pub fn read(text: &str, file: &str) -> Result<Vec<(usize, Giving)>> {
     Ok(consents)
 }
 
-/// Returns the message of an error without its place.
+/// Returns the message of an error without the line and column at its end.
 fn reason(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.split_once(" at line ").map_or_else(|| text.clone(), |(reason, _)| reason.to_owned())

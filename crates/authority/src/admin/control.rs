@@ -21,9 +21,9 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::task::JoinSet;
 
-/// Time limit for the command to wait for the server's reply, and for the server to serve one command.
+/// Maximum time that the command waits for the server's reply, and that the server takes to serve one command.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Time after which the server answers [`LOADING`].
+/// Time after which the server answers [`LOADING`] if it is still reading lists.
 const LOADS: Duration = Duration::from_secs(2);
 /// The answer while the server reads lists.
 pub const LOADING: &str = "the server reads the lists";
@@ -44,11 +44,12 @@ pub enum Command {
     /// answered by [`Acted`].
     #[serde(rename = "judge")]
     Reevaluate,
-    /// Put changes of the lists in force; answered by [`Acted`], whose text is [`LOADING`] as long as it takes.
+    /// Put changes of the lists in force; answered by [`Acted`]. If the server is still reading the lists, the text is
+    /// [`LOADING`].
     Lists,
     /// Read the master keys again, because they changed.
     ReloadKeys {
-        /// Whether keys that are in use changed. Otherwise only future keys changed.
+        /// Whether keys that are in use changed. If false, only future keys changed.
         anew: bool,
     },
     /// Put a policy in force.
@@ -82,14 +83,14 @@ pub enum Command {
         consents: Vec<Giving>,
         /// The operator who gives them.
         by: Operator,
-        /// Whether they come from a file.
+        /// Whether the consents come from a file.
         is_import: bool,
     },
     /// List the path segments in force; answered by a [`SegmentList`](crate::segments::listed::SegmentList).
     Segments(SegmentFilter),
 }
 
-/// The reply to [`Command::Sync`] and [`Command::Reevaluate`].
+/// The reply to [`Command::Sync`], [`Command::Reevaluate`] and [`Command::Lists`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Acted {
     /// One line for the operator.
@@ -106,7 +107,7 @@ pub enum Gave {
     Given(Vec<GivenConsent>),
     /// No consent was given.
     Refused {
-        /// The index of the consent that prevents all of them, if it is a single one.
+        /// The index of the consent that cannot be given. `None` if the reason is not a single consent.
         nth: Option<usize>,
         /// The reason.
         why: String,
@@ -213,7 +214,8 @@ pub(crate) async fn serve(listener: UnixListener, authority: Arc<Authority>) -> 
     }
 }
 
-/// The turn of a command. It ends when the command has acted; the command does not hold it while it waits for others.
+/// The turn of a command: only the command that holds it may act. A command ends its turn when it has acted, before it
+/// waits for verifiers and members of the cluster.
 type Turn = OwnedMutexGuard<()>;
 
 async fn answer(stream: UnixStream, authority: Arc<Authority>, turns: Arc<Mutex<()>>) -> Result<()> {

@@ -13,15 +13,15 @@ use std::io::{BufRead, BufReader, Read, Seek, Write};
 
 /// Maximum number of lines of a batch of changes.
 const BATCH: usize = 10_000;
-/// Size of the pieces in which [`spool`] copies an input.
+/// Size of the pieces in which [`spool`] copies an input, in bytes.
 const COPIED: usize = 1 << 20;
 
 /// Copies an input that others write, such as a pipe, to a temporary file in the authority's directory, until its end.
-/// [`import`] holds a lock, and must not wait for the writer. The copy takes at most half of the room that is free.
+/// [`import`] holds a lock, and must not wait for the writer. The copy takes at most half of the free disk space.
 ///
 /// # Errors
-/// Fails if the directory has no authority or is that of a member of a cluster, the input cannot be read, or the copy is
-/// too long or cannot be written.
+/// Fails if the directory has no authority or is that of a member of a cluster, the input cannot be read, or the copy
+/// is too long or cannot be written.
 pub fn spool(directory: &Directory, input: impl Read, named: &str) -> Result<BufReader<File>> {
     may_change(directory)?;
     let file = tempfile::tempfile_in(directory.path())
@@ -59,8 +59,8 @@ fn spool_to(mut file: File, most: u64, mut input: impl Read, named: &str) -> Res
 /// [spools](spool) it first.
 ///
 /// # Errors
-/// Fails if a line is not valid, another command changes lists, the authority is a member of a cluster, a file cannot be
-/// written, or the running server could not put the list in force.
+/// Fails if a line is not valid, another command changes lists, the authority is a member of a cluster, a file cannot
+/// be written, or the running server could not put the list in force.
 pub async fn import(
     directory: &Directory,
     list: &str,
@@ -78,8 +78,8 @@ pub async fn import(
 }
 
 /// Adds and removes entries of a list, all of them or none. `lines` have numbers for error messages, which call the
-/// input `named`. Returns what changed, and the running server's reply or, if no server is running, a sentence that says
-/// so.
+/// input `named`. Returns what changed, and the running server's reply or, if no server is running, a sentence that
+/// says so.
 ///
 /// # Errors
 /// Fails for the reasons of [`import`], or if there is no such list.
@@ -96,8 +96,8 @@ pub async fn change(
     Ok((changed, done))
 }
 
-/// Reads changes of a list from `input`, and puts each batch in force before it reads the next one. Calls `each` with the
-/// effect of each batch. Other commands can change lists while this one reads.
+/// Reads changes of a list from `input`, and puts each batch in force before it reads the next one. Calls `each` with
+/// the effect of each batch. Other commands can change lists while this one reads.
 ///
 /// # Errors
 /// Fails for the reasons of [`change`]. The batches before the one that failed are in force.

@@ -55,7 +55,7 @@ pub fn heads(directory: &Directory) -> Result<Heads> {
 /// Parses heads, one a line, each after the name of its member, as `audit head --cluster` prints them.
 ///
 /// # Errors
-/// Fails if a line is malformed; the error has its number.
+/// Fails if a line is malformed; the error states the line's number.
 pub fn parse(text: &str) -> Result<Heads> {
     let mut heads = Heads::new();
     for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {

@@ -20,8 +20,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
-/// Files of a directory that an invitation does not contain, because they belong to one member, beside
-/// [`OF_THE_SERVER`].
+/// Files of a directory that an invitation leaves out in addition to [`OF_THE_SERVER`], because they belong to one
+/// member.
 const LEFT_OUT: &[&str] =
     &["tls.pem", "tls.key", config::FILE, contact::FILE, "policy.toml.not-applied", "networks.toml.not-applied"];
 /// Files that an invitation must contain, apart from the policy, which is in the database.
@@ -98,8 +98,8 @@ pub fn init(directory: &Directory, etcd: &Etcd, name: &str, url: &str) -> Result
     Ok(id)
 }
 
-/// Removes what an interrupted [`init`] has left in etcd and in the directory. The database is not yet the cluster's
-/// then, and the log has no head, which comes last.
+/// Removes the data that an interrupted [`init`] has left in etcd and in the directory. At that time, the database does
+/// not belong to the cluster yet. The log in etcd has no head, because `init` writes the head last.
 fn clear(directory: &Directory, config: &ClusterConfig) -> Result<()> {
     let below = format!("/vouchsafe/{}/", config.id);
     // '0' is the character after '/'.
@@ -307,7 +307,7 @@ fn with_listen(text: &str, listen: SocketAddr) -> String {
 pub struct Left {
     /// The name under which the authority was a member.
     pub name: String,
-    /// If etcd did not answer, the reason why the other members do not know that this member has left.
+    /// The error of etcd if it did not answer. The other members then do not know that this member has left.
     pub unknown: Option<String>,
 }
 
@@ -360,8 +360,8 @@ pub fn leave(directory: &Directory, without_etcd: bool, keep_state: bool) -> Res
 /// that is running.
 ///
 /// # Errors
-/// Fails if the authority is not a member of a cluster, there is no such member, the member is there (without `force`),
-/// or etcd does not answer.
+/// Fails if the authority is not a member of a cluster, there is no such member, the member is running and `force` is
+/// not set, or etcd does not answer.
 pub fn remove(directory: &Directory, name: &str, force: bool) -> Result<()> {
     let members = Members::read(directory.path(), None)?;
     let cluster = members.cluster().context(NO_MEMBER)?;

@@ -163,7 +163,7 @@ impl ClusterConfig {
 /// Checks the name of a member.
 ///
 /// # Errors
-/// Fails if the name is not valid; the error says which names are.
+/// Fails if the name is not valid; the error says which names are valid.
 pub fn check_name(name: &str) -> Result<()> {
     ensure!(
         name_is_valid(name),

@@ -15,10 +15,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum time to wait for members. It is longer than a member waits for its verifiers. A member that has lost etcd is
-/// no longer there after [`TTL`] seconds.
+/// Maximum time to wait for members. It is longer than the time for which a member waits for its verifiers. A member
+/// that has lost etcd no longer counts as running after [`TTL`] seconds.
 const PATIENCE: Duration = Duration::from_secs(TTL as u64 + 2);
-/// Pauses between two looks: the first ones, and later ones.
+/// Pauses between two reads of the members' states: first [`SHORT`] short pauses, then long ones.
 const PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(100)];
 /// Seconds by which the clocks of members may differ.
 const CLOCKS: u64 = 30;
@@ -114,8 +114,8 @@ pub struct Confirmation {
 
 impl Confirmation {
     /// Waits until every running member has followed everything that this member's database contains now, and every
-    /// connected verifier has carried out what was announced to it. Waits for three seconds at most, in a cluster for
-    /// seven. The caller holds no lock.
+    /// connected verifier has carried out what was announced to it. Waits for three seconds at most, or for seven in a
+    /// cluster. The caller must hold no lock.
     ///
     /// # Errors
     /// Fails if the database cannot be read.
@@ -150,7 +150,7 @@ impl Confirmation {
         published(number, &enrolled, self.push.heard(&enrolled).await)
     }
 
-    /// Returns what [`Self::heard_here`] returns, if that need not wait for anybody.
+    /// Returns the same state as [`Self::heard_here`], or `None` if a verifier has to be waited for.
     pub fn heard_now(&self, number: u64) -> Option<VerifiersState> {
         let enrolled = self.verifiers.ids();
         self.push.heard_now(&enrolled).map(|heard| published(number, &enrolled, heard))
@@ -179,18 +179,18 @@ pub fn known(database: &Database) -> Result<BTreeSet<String>> {
     Ok(database.shared_below(KNOWN)?.into_iter().map(|(name, _)| name).collect())
 }
 
-/// Waits for the members while the server of this member does not run, so that no verifier is connected to it.
-/// Otherwise does what [`Confirmation::wait`] does, but blocks the thread. `enrolled` contains the ids of the enrolled
-/// verifiers.
+/// Waits as [`Confirmation::wait`] does, but blocks the thread. The server of this member must not be running, so that
+/// no verifier is connected to it. `enrolled` contains the ids of the enrolled verifiers.
 pub fn wait_without_server(cluster: &Cluster, number: u64, known: &BTreeSet<String>, enrolled: &[String]) -> Followed {
     let (mut followed, states) = wait_for(cluster, number, known);
     followed.add_verifiers(&states, number, HashSet::new(), enrolled);
     followed
 }
 
-/// Waits until every running member except this one has followed the log's entry `number`, and until its verifiers have
-/// carried it out. Waits for seven seconds at most, and blocks the thread. `known` contains the names of all members.
-/// Returns the members that have followed and those that have not, and the last states of the former.
+/// Waits until every running member except this one has followed the log's entry `number`, and until their verifiers
+/// have carried it out. Waits for seven seconds at most, and blocks the thread. `known` contains the names of all
+/// members. Returns the members that have followed and those that have not. Also returns the last states of the members
+/// that have followed.
 fn wait_for(cluster: &Cluster, number: u64, known: &BTreeSet<String>) -> (Followed, Vec<MemberState>) {
     let own = &cluster.config().name;
     let begun = Instant::now();

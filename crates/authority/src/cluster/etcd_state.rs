@@ -1,4 +1,5 @@
-//! Reads the state of etcd's servers at intervals, for the metrics: the page must not wait for a server that is silent.
+//! Reads the state of etcd's servers at intervals, for the metrics. The metrics page shows the state that was read
+//! last, because the page must not wait for a server that does not answer.
 
 use super::membership::Members;
 use crate::metrics::cluster::EtcdServer;
@@ -6,7 +7,7 @@ use anyhow::Result;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Interval at which the servers are asked. A collector reads the page about as often.
+/// Interval at which the servers are asked. A collector of metrics reads the page about as often.
 const INTERVAL: Duration = Duration::from_secs(15);
 
 /// The state of etcd's servers.

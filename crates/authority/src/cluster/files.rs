@@ -14,7 +14,7 @@ pub const NETWORKS: &str = "networks.toml";
 /// lease after the cluster has recorded the lease's end. The storage also reads this value.
 pub const LATE: &str = "late";
 
-/// Seconds by which a member learns late of a change without having lost contact.
+/// Maximum delay, in seconds, after which a member that has contact with etcd learns of a change.
 const SLACK: u32 = 30;
 
 /// The files that the members share. A field is `None` if the members do not share the file yet.

@@ -27,16 +27,16 @@ use wire::Handle;
 const TICK: Duration = Duration::from_secs(1);
 /// Pause after etcd has not answered.
 const AGAIN: Duration = Duration::from_millis(250);
-/// Time that a watch waits for an event before it looks whether the member has ended.
+/// Time that a watch waits for an event before it checks whether the member has stopped.
 const WATCH: Duration = Duration::from_millis(500);
 /// Pause after a watch was lost.
 const WATCH_PAUSE: Duration = Duration::from_millis(200);
-/// Minimum time between two rounds that callers with unknown tokens cause.
+/// Minimum time between two [rounds](Follower::refresh) that callers with unknown tokens cause.
 const STRANGERS: Duration = Duration::from_millis(100);
 /// Time without contact after which the endpoints that listen here are sent to another member, which hears of
 /// revocations.
 const SEND_AWAY: Duration = Duration::from_secs(5);
-/// Interval at which all endpoints are made to read their destinations again.
+/// Minimum time between two events that make all endpoints read their destinations again.
 const TELL_AGAIN: Duration = Duration::from_secs(5);
 /// Interval at which the same failure is logged again.
 const LOG_AGAIN: Duration = Duration::from_secs(60);
@@ -65,7 +65,7 @@ pub struct FollowerState {
     wake: Notify,
     /// Notified when the verifiers that are connected here have to be waited for.
     announced: Notify,
-    /// Whether a command of another member waits for them.
+    /// Whether a command of another member waits for the verifiers that are connected here.
     is_awaited: AtomicBool,
     /// Whether a round failed after it had taken changes. The next round must then treat everything as changed.
     missed: AtomicBool,
@@ -83,7 +83,7 @@ pub struct FollowerState {
 /// The distance of a member's decisions from the state of the cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lag {
-    /// Number of entries of the log that the decisions do not take into account yet, of those that the member knows of.
+    /// Number of entries of the log that the member knows of, but that its decisions do not take into account yet.
     pub behind: u64,
     /// The age of the state by which the member decides: the time since it knew everything that was recorded.
     pub age: Duration,
@@ -157,8 +157,8 @@ impl Follower {
         }
     }
 
-    /// Notes what the verifiers have carried out, and returns true, if nobody has to be waited for. Otherwise makes
-    /// [`Self::hear`] wait for them.
+    /// If no verifier has to be waited for, notes what the verifiers have carried out, and returns true. Otherwise
+    /// makes [`Self::hear`] wait for the verifiers, and returns false.
     fn hear_now(&self, cluster: &Cluster) -> bool {
         let heard = self.sync.confirmation.heard_now(cluster.own().followed);
         match heard {
@@ -327,8 +327,8 @@ impl Follower {
         Ok(())
     }
 
-    /// Makes all endpoints read their destinations again if that is due, every five seconds at most: one person who
-    /// changes their mind again and again must not occupy everybody else's agents.
+    /// Makes all endpoints read their destinations again if that is due, but at most once in five seconds: one person
+    /// who changes their mind again and again must not occupy everybody else's agents.
     fn tell(&self) {
         let mut told = self.state.told.lock().unwrap_or_else(PoisonError::into_inner);
         if told.is_none_or(|told| told.elapsed() >= TELL_AGAIN) && self.state.untold.swap(false, Ordering::SeqCst) {
@@ -451,7 +451,8 @@ impl Follower {
     }
 }
 
-/// Notes in a member's state what its verifiers have carried out, unless it says so about a later entry of the log.
+/// Notes in this member's state which entries of the log its verifiers have carried out. Does nothing if the state
+/// already contains a later entry.
 fn note_heard(cluster: &Cluster, heard: VerifiersState) {
     cluster.change(|own| {
         if own.verifiers.as_ref().is_none_or(|before| before.heard <= heard.heard) {
@@ -487,7 +488,7 @@ fn watch(follower: &Arc<Follower>) -> Result<()> {
     Ok(())
 }
 
-/// Logs failures, the same one once a minute at most.
+/// Logs failures, but the same failure at most once a minute.
 #[derive(Default)]
 struct Failure {
     text: String,

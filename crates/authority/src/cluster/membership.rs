@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 /// Time after which etcd removes the state of a member that no longer publishes it, in seconds.
 pub const TTL: u32 = 5;
-/// Age of the stored state from which on etcd counts as one that stores nothing. The election of a leader, and a lost
-/// call, take some seconds.
+/// Maximum time since etcd last stored this member's state. After a longer time, the member assumes that etcd stores
+/// nothing. The limit is not lower, because the election of a leader or a lost call takes some seconds.
 const STORED: Duration = Duration::from_secs(3 * TTL as u64);
 /// Prefix of the names under which the table `shared` lists the members. The table lists members that do not run, too.
 pub const KNOWN: &str = "member:";

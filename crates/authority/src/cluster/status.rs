@@ -63,7 +63,7 @@ pub struct Status {
     pub members: Vec<MemberStatus>,
     /// The settings in which the members differ although the values must be equal.
     pub disagreement: Option<String>,
-    /// The format in which the members write, which is the oldest format of a member. `None` if this version can't write
+    /// The format in which the members write: the oldest of the members' formats. `None` if this version can't write
     /// it.
     pub format: Option<i64>,
     /// The time of this status, in Unix seconds.

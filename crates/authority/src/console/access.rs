@@ -48,7 +48,8 @@ pub fn routes() -> Router<Arc<Authority>> {
         .route("/access/requests/withdraw", post(withdraw_given))
 }
 
-/// Returns the visitor as the policy's delegations know people: a browser has no tags.
+/// Returns the visitor as a subject of the policy's delegations. The subject has no device tags, because a browser has
+/// none.
 fn delegate(visitor: &Visitor) -> Subject<'_> {
     Subject { groups: &visitor.session.groups, ..Subject::person(visitor.person()) }
 }
@@ -301,7 +302,7 @@ async fn decisions(
     }))
 }
 
-/// Renders the page of one request, to which messages of webhooks lead.
+/// Renders the page of one request. Messages of webhooks contain the address of this page.
 async fn to_decide_one(
     Part(access): Part<AccessRequests>,
     visitor: Visitor,

@@ -74,8 +74,8 @@ async fn show(
 }
 
 /// Returns a row for each destination that the authority has lately refused the visitor's devices. The visitor learns
-/// from it no more than the devices did: the addresses for which they asked, and the receivers for which the visitor can
-/// ask anyway.
+/// from it no more than the devices did: the addresses for which they asked, and the receivers for which the visitor
+/// can ask anyway.
 async fn refused(storage: &Storage, access: &AccessRequests, visitor: &Visitor) -> Result<Vec<Vec<Markup>>, Problem> {
     let (person, since) = (visitor.person().to_owned(), now() - SHOWN);
     let read = move |database: &mut Database| database.refusals_of(&person, since, MOST_READ);

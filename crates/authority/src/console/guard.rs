@@ -33,7 +33,7 @@ const MOST_FORM: usize = 16 * 1024;
 /// Maximum length of an administrator's form, in bytes. The form may contain a policy, each byte of which may take
 /// three when encoded.
 const MOST_FORM_OF_ADMINISTRATOR: usize = 3 * engine::policy::MOST_TEXT + MOST_FORM;
-/// Minimum time between two extensions of a session's lifetime because it is used, in seconds.
+/// Minimum time between two extensions of a session's lifetime, in seconds. The use of a session extends its lifetime.
 const NOTE: u64 = 60;
 
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; \
@@ -82,7 +82,8 @@ pub async fn guard(State(authority): State<Arc<Authority>>, peer: Peer, request:
     response
 }
 
-/// Identifies the browser and its session. If the person uses the console by this request, the session lasts longer.
+/// Identifies the browser and its session. If `is_used` is set, the request counts as use of the console and extends
+/// the session.
 async fn visit(authority: &Authority, peer: &Peer, headers: &HeaderMap, is_used: bool) -> anyhow::Result<Visit> {
     if let Some(secret) = Cookie::Session.read(headers) {
         let token = token_hash(&secret);
@@ -110,7 +111,8 @@ async fn visit(authority: &Authority, peer: &Peer, headers: &HeaderMap, is_used:
     Ok(Visit { form: form_token(&secret), secret, is_new, visitor: None })
 }
 
-/// Rate-limits logged-in visitors. Handlers charge requests of other visitors themselves, where these cost something.
+/// Limits the rate of a logged-in visitor's requests. It does not limit other visitors; the handlers of costly requests
+/// do.
 fn charge(throttle: &Throttle, visitor: Option<&Visitor>, reads: bool) -> Result<(), Problem> {
     let Some(visitor) = visitor else { return Ok(()) };
     let person = visitor.person().to_owned();

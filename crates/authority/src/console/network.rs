@@ -40,7 +40,7 @@ type Shared = State<Arc<Authority>>;
 /// session, because a page that is left open must not keep the session alive.
 pub const RENEW: &str = "/network/renew";
 const HERE: &str = "/network";
-/// Lifetime of a pair that the policy would not issue now, in seconds.
+/// Lifetime of a pair, in seconds, that the page assumes if the policy allows no pair at present.
 const DEFAULT_LIFETIME: u32 = 300;
 const NO_SWITCH: &str = "your network has not announced that it accepts keys, or it announces this only on new \
     connections: close the other pages of this site, wait a minute, and try again. No key was sent";
@@ -103,7 +103,7 @@ async fn moved_from(authority: &Authority, here: &Here, peer: &Peer) -> Result<O
     Ok(Some(before.ok_or(Problem::NotLoggedIn)?).filter(|before| *before != peer.address))
 }
 
-/// Renders the page of a device that is logged in. Its script renews the key every so many seconds, unless the device
+/// Renders the page of a device that is logged in. Its script renews the key every `every` seconds, unless the device
 /// has moved away from the address `before`.
 fn inside(visit: &Visit, here: &Here, every: u32, before: Option<IpAddr>, done: Option<&str>) -> Markup {
     Page::new("This device").of(visit.visitor.as_ref()).at(HERE).done(done).show(&html! {
@@ -196,8 +196,8 @@ async fn log_in(
     }
 }
 
-/// Issues a pair to the device's session and sends its key to the switch. Returns false if the connection is not one on
-/// which keys are taken.
+/// Issues a pair to the device's session and sends its key to the switch. Returns false if the key could not be sent on
+/// this connection.
 async fn send_key(authority: &Authority, here: &Here, peer: &Peer) -> Result<bool, Problem> {
     let verifier = authority.settings.key_transfer_for.as_ref().ok_or(Problem::NotFound("page"))?;
     let (subject, time) = (here.session.subject(peer.address), now());
@@ -227,7 +227,7 @@ fn any_destination(policy: &Policy, verifier: &str, subject: &Subject<'_>, now: 
 
 #[derive(serde::Deserialize)]
 struct Wanted {
-    /// Whether the browser asks for the page. If `None`, the answer has no content.
+    /// Whether the browser wants a page as the answer. If not, the answer has only a status.
     page: Option<bool>,
 }
 

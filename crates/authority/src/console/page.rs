@@ -36,7 +36,8 @@ impl Area {
         }
     }
 
-    /// Paths below the console's root, with their names. The first entry is the front page of the area.
+    /// Returns the paths of the area's pages, below the console's root, with the names of the pages. The first entry is
+    /// the front page of the area.
     const fn pages(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Account => &[
@@ -93,7 +94,7 @@ const DONE: &[(&str, &str)] = &[
     ("sessions-ended", "All your other sessions and their grants have ended."),
 ];
 
-/// A page under construction.
+/// The parts from which a page is rendered, such as its title and its visitor.
 pub struct Page<'a> {
     title: &'a str,
     here: &'a str,

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 const KEYS: &[&str] = &["domain", "authority", "servers", "protects", "ttl", "zone", "listen"];
 const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 53);
-/// Five minutes, in seconds.
+/// Default time to live: five minutes, in seconds.
 const DEFAULT_TTL: u32 = 300;
 
 /// Configuration of discovery.

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::Notify;
 
-/// Number of connections that a person or verifier keeps even when the limit is reached: enough for agents on several
-/// machines, which have up to two each, and browsers.
+/// Number of connections that a person or verifier keeps even when the limit is reached: enough for browsers, and for
+/// agents on several machines with up to two connections each.
 const KEPT_BY_MEMBER: usize = 12;
 
 /// The open connections, and the limits on their number.

@@ -96,7 +96,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
 pub enum Caller {
     /// A logged-in person.
     Session(SessionCaller),
-    /// The caller is a verifier.
+    /// An enrolled verifier.
     Verifier(VerifierCaller),
 }
 

@@ -463,7 +463,7 @@ async fn flows(
     Ok(Json(FlowsToCut { cut }))
 }
 
-/// Confirm that the verifier has received the events about grants, and carried out all events before marks
+/// Confirm that the verifier has received the events about grants, and carried out all events before the given marks
 #[utoipa::path(
     post, path = "/v1/verifier/heard", operation_id = "heard", security(("verifier" = [])), request_body = Acknowledgement,
     responses((status = 204, description = "Noted"), Problem)

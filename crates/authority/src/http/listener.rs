@@ -23,7 +23,8 @@ use tower_layer::Layer;
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 /// Time limit for receiving the head of an HTTP/1 request.
 const HEAD_TIME: Duration = Duration::from_secs(10);
-/// Maximum length of the head of an HTTP/1 request, in bytes: that of HTTP/2. A response of HTTP/1 buffers as much.
+/// Maximum length of the head of an HTTP/1 request, in bytes. HTTP/2 has the same limit. This is also the maximum size
+/// of the buffer for an HTTP/1 response.
 const HEAD: usize = 16 * 1024;
 /// Time in milliseconds after which the kernel closes a connection whose client does not acknowledge what was sent. A
 /// stream of events over HTTP/1 has no pings, but it has an event every 10 s.
@@ -102,7 +103,7 @@ async fn connection(stream: TcpStream, tls: Arc<ServerConfig>, router: Router, p
     if peer.is_proven() { served.await } else { Err("the client presented no credential in time".into()) }
 }
 
-/// Does the TLS handshake. Returns the open connection in a box of its own, so that nothing of it is in two places.
+/// Does the TLS handshake. Returns the open connection in a box, so that no part of it takes memory twice.
 async fn open(stream: TcpStream, tls: Arc<ServerConfig>, router: Router, peer: Peer) -> Result<Open, Failure> {
     let stream = TlsStream::accept(stream, tls).await?;
     // The layer goes around the router. `Router::layer` would copy every route, for each connection.

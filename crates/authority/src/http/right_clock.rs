@@ -1,5 +1,6 @@
 //! Refuses calls of the API while this host's clock is wrong. Many answers contain a time, or depend on it. An agent
-//! would set its clock by such an answer, and a verifier would get revocations that lack those which seem to be over.
+//! would set its clock by such an answer. A verifier would not get the revocations of grants that have ended by the
+//! wrong clock.
 
 use super::problems::Problem;
 use crate::cluster::contact::Contact;
@@ -8,7 +9,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
 
-/// Answers a call only if this host's clock is right. Clients call another member of the cluster otherwise.
+/// Refuses a call if this host's clock is wrong. The client then calls another member of the cluster.
 pub async fn require_right_clock(State(contact): State<Arc<Contact>>, request: Request, next: Next) -> Response {
     if contact.has_right_clock() { next.run(request).await } else { Problem::NoMajority.into_response() }
 }

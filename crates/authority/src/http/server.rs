@@ -26,7 +26,7 @@ const LEAST_PAUSE: Duration = Duration::from_millis(20);
 const SETTLE: Duration = Duration::from_millis(250);
 /// Time for the last event to reach the listeners before the connections close.
 const FAREWELL: Duration = Duration::from_millis(300);
-/// Time that the answers to the last calls have to be written.
+/// Time for writing the answers to the last calls before the connections close.
 const LAST_ANSWERS: Duration = Duration::from_millis(50);
 /// Interval at which expired records are deleted.
 const PRUNE: Duration = Duration::from_secs(3600);
@@ -141,9 +141,9 @@ impl Server {
         }
     }
 
-    /// Stops the server. Tells the endpoints of a cluster's member to change to another member, waits for calls that are
-    /// under way, delivers the messages to webhooks, and closes all connections. Then writes the last audit entries, and
-    /// releases the directory.
+    /// Stops the server. If the authority is a member of a cluster, tells its endpoints to change to another member.
+    /// Waits for calls that are under way, delivers the messages to webhooks, and closes all connections. Then writes
+    /// the last audit entries, and releases the directory.
     pub async fn stop(mut self) {
         self.hand_over().await;
         self.authority.calls.end(self.authority.members.cluster().is_some()).await;
@@ -166,8 +166,8 @@ impl Server {
         self.authority.storage.close().await;
     }
 
-    /// Tells the other members of the cluster that this one is no longer there, and the endpoints that listen here
-    /// where to go on.
+    /// Tells the other members of the cluster that this member stops, and tells the endpoints that listen here to which
+    /// member to change.
     async fn hand_over(&self) {
         let members = self.authority.members.clone();
         if members.cluster().is_none() {
@@ -227,8 +227,8 @@ async fn keep_account(datagrams: Arc<DatagramService>) -> Result<()> {
     }
 }
 
-/// Checks sessions with the identity provider. In a cluster, one member does it: a provider possibly accepts a refresh
-/// token once, and takes a second use for a theft.
+/// Checks sessions with the identity provider. In a cluster, only one member does this, because a provider may accept
+/// each refresh token once and treat a second use as theft.
 async fn keep_renewed(authority: Arc<Authority>) -> Result<()> {
     let mut ticks = tokio::time::interval(login::LOOK);
     loop {
@@ -261,7 +261,8 @@ async fn keep_expiry(sessions: Arc<SessionManager>) -> Result<()> {
     }
 }
 
-/// Logs a failure of periodic work. A member of a cluster without contact fails all the time, which the follower logs.
+/// Logs a failure of periodic work. If the cause is lost contact with etcd, logs it at the level `debug` only, because
+/// every run fails then and the follower logs the loss.
 fn log_failure(error: &anyhow::Error, what: &str) {
     if error.is::<Unavailable>() {
         tracing::debug!("{what}: {error:#}");

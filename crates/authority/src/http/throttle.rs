@@ -4,8 +4,8 @@
 //! An attacker who guesses must not lock the owner out (docs/decisions/0026). Therefore a bucket that counts attempts
 //! on an account from all sources is charged only after a right password. A source is *familiar* to an account if
 //! somebody has logged in to the account from this source before; such a source has its own buckets for the account.
-//! The first attempts from a network have their own buckets, too, so that networks with many attempts don't use up
-//! their tokens.
+//! The first attempts from a network have their own buckets, too, so that networks with many attempts can't use up the
+//! tokens for first attempts.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const MOST_BUCKETS: usize = 65_536;
 /// Maximum number of buckets in [`Tier::Tried`]: about 6 MB.
 const MOST_TRIED: usize = 65_536;
-/// Maximum number of remembered pairs of an account and a source from which it was logged in to: about 10 MB.
+/// Maximum number of remembered pairs of an account and a source that is familiar to the account: about 10 MB.
 const MOST_KNOWN: usize = 65_536;
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -38,7 +38,7 @@ pub enum Key {
     /// Login attempts from one source, except attempts on accounts to which the source is familiar. Attackers behind
     /// the same address must not lock the owner of such an account out.
     Source(IpAddr),
-    /// Login attempts from one network, without the attempts that [`Self::Source`] excepts. The limit is for the whole
+    /// Login attempts from one network, with the same exceptions as [`Self::Source`]. The limit is for the whole
     /// network because one customer of a provider can have many addresses.
     Network(IpAddr),
     /// Logins started from all sources, except the logins that [`Self::NewStarts`] counts and logins from familiar

@@ -1,8 +1,8 @@
 //! The authority's end of a TLS connection. While no record is under way, a connection has no buffers here: an
 //! authority has a connection to every agent and every verifier, and nearly all of them are silent nearly all the time.
 //!
-//! rustls does the whole protocol, in its form without buffers: this module gives it the bytes that have arrived, and
-//! sends what it has to say.
+//! rustls does the whole protocol, and this module uses its API without buffers: the module passes received bytes to
+//! rustls, and sends the records that rustls produces.
 
 use rustls::ServerConfig;
 use rustls::server::UnbufferedServerConnection;
@@ -25,7 +25,7 @@ const MOST_RECEIVED: usize = 5 + (1 << 14) + 2048;
 const MOST_OF_HANDSHAKE: usize = 0xffff;
 /// Maximum number of bytes of plaintext in one record.
 const MOST_PLAIN: usize = 1 << 14;
-/// Bytes that a record, and a message about new keys before it, are longer than the plaintext.
+/// Maximum number of bytes by which a record, with a key update message before it, is longer than its plaintext.
 const OVERHEAD: usize = 128;
 
 /// A TLS connection that a client has opened.
@@ -40,13 +40,13 @@ pub struct TlsStream {
     /// Records for the client, and the number of their bytes that the socket has taken.
     outgoing: Vec<u8>,
     sent: usize,
-    /// The client has ended its direction of the connection.
+    /// Whether the client has ended its direction of the connection.
     has_ended: bool,
     is_closing: bool,
     has_failed: bool,
 }
 
-/// Work for TLS, besides the bytes that have arrived.
+/// Work for TLS, in addition to the bytes that have arrived.
 enum Work<'a> {
     Nothing,
     Encrypt(&'a [u8]),
@@ -57,7 +57,8 @@ impl TlsStream {
     /// Does the handshake on a connection that was accepted. The caller limits the time.
     ///
     /// # Errors
-    /// Fails if the connection breaks, or the client violates the protocol or has nothing in common with `config`.
+    /// Fails if the connection breaks, or the client violates the protocol or supports no version or algorithm in
+    /// `config`.
     pub async fn accept(tcp: TcpStream, config: Arc<ServerConfig>) -> io::Result<Self> {
         let mut stream = Self {
             tcp,
@@ -120,7 +121,7 @@ impl TlsStream {
         Poll::Ready(Ok(true))
     }
 
-    /// Sends the records that wait. Keeps no memory when all of them are sent.
+    /// Sends the records that wait. Frees the buffer when all of them are sent.
     fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.sent < self.outgoing.len() {
             match ready!(Pin::new(&mut self.tcp).poll_write(context, &self.outgoing[self.sent..]))? {
@@ -132,7 +133,7 @@ impl TlsStream {
         Poll::Ready(Ok(()))
     }
 
-    /// Lets TLS use everything that has arrived, and do `work`. Its records are then in `outgoing`.
+    /// Lets TLS use everything that has arrived, and do `work`. The records that TLS produces are then in `outgoing`.
     ///
     /// # Errors
     /// Fails if the client has violated the protocol, or the connection is in no state for `work`.
@@ -191,9 +192,9 @@ fn violation(error: rustls::Error) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, error)
 }
 
-/// An error of a function that writes into a space: possibly, the space was too small.
+/// An error of a function that writes into a buffer. One possible cause is that the buffer was too small.
 trait SpaceError: Error + Send + Sync + 'static {
-    /// Returns the size of a space that is large enough, if this is the reason for the error.
+    /// Returns the size that the buffer needs, or `None` if the error has another cause.
     fn wanted(&self) -> Option<usize>;
 }
 
@@ -215,7 +216,8 @@ impl SpaceError for EncryptError {
     }
 }
 
-/// Appends what `write` writes into a space of `size` bytes, or into a larger one if `write` needs it.
+/// Appends the bytes that `write` produces to `outgoing`. Gives `write` a buffer of `size` bytes, or a larger one if
+/// `write` needs it.
 fn append<E: SpaceError>(
     outgoing: &mut Vec<u8>,
     mut size: usize,

@@ -193,8 +193,8 @@ impl Group {
         Ok(groups)
     }
 
-    /// Adds an entry in place of the one about the same sender. Without `terms`, removes the entry. Returns whether there
-    /// was one.
+    /// Adds an entry, which replaces an entry about the same sender. Without `terms`, only removes the entry about the
+    /// sender. Returns whether there was an entry about the sender.
     pub(super) fn apply(groups: &mut Vec<Self>, sender: u32, terms: Option<Terms>) -> bool {
         let mut was_there = false;
         for group in groups.iter_mut() {

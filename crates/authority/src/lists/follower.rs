@@ -77,7 +77,7 @@ impl Follower {
         self.state.names.count()
     }
 
-    /// Merges changes into the rows of their addresses until `until`, if there are many.
+    /// If there are many changes, merges them into the rows of their addresses. Stops at the time `until`.
     ///
     /// # Errors
     /// Fails if the file cannot be written.

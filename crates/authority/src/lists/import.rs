@@ -25,7 +25,7 @@ pub struct Imported {
     pub lines: u64,
     /// Number of entries.
     pub entries: u64,
-    /// Number of addresses and networks, those that occur in two places counted twice.
+    /// Number of addresses and networks. An address or network that occurs at two places of the input counts twice.
     pub receivers: u64,
 }
 
@@ -52,8 +52,8 @@ struct Rows {
 }
 
 impl Store {
-    /// Replaces a list by the entries of `input`, as a whole or not at all. Error messages call the input `named`. Calls
-    /// `progress` now and then. The caller must hold the [lock](Self::lock).
+    /// Replaces a list by the entries of `input`, as a whole or not at all. Error messages call the input `named`.
+    /// Calls `progress` now and then. The caller must hold the [lock](Self::lock).
     ///
     /// # Errors
     /// Fails if the name or a line is not valid, an address has two entries about one sender, or the file cannot be
@@ -270,12 +270,12 @@ impl Store {
             let groups = "SELECT count(*) FROM names WHERE name >= 'group:' AND name < 'group;'";
             let groups: i64 = self.connection.query_row(groups, [], |row| row.get(0))?;
             if groups >= MOST_GROUPS as i64 {
-                bail!("`who`: all lists together can name {MOST_GROUPS} groups: name persons instead of {word}");
+                bail!("`who`: lists can name at most {MOST_GROUPS} groups in all: name persons instead of {word}");
             }
         }
         self.connection.prepare_cached("INSERT INTO names (name) VALUES (?1)")?.execute([word])?;
         let number = u32::try_from(self.connection.last_insert_rowid()).ok().filter(|number| sender(*number).is_some());
-        number.context("lists can name 2 147 483 647 different senders")
+        number.context("lists can name at most 2 147 483 647 different senders in all")
     }
 
     /// Returns the number of a note or author, which gets one if it has none.

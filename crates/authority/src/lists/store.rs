@@ -2,12 +2,12 @@
 //!
 //! A row has the entries of one address or network, in about four bytes each. An import writes its rows under a new
 //! generation, in many transactions; the last transaction makes this generation the list. So a list is replaced as a
-//! whole or not at all, whenever the import is interrupted. Changes are rows of their own, which the server later merges
-//! into the rows of their addresses ([`Store::fold`]).
+//! whole or not at all, whenever the import is interrupted. Changes are rows of their own, which the server later
+//! merges into the rows of their addresses ([`Store::fold`]).
 //!
 //! One process at a time changes lists ([`Store::lock`]). The transaction of a change also notes the change in the
-//! file. Afterwards, [`Store::settle_audit`] writes it to the audit trail. So no change can lack its audit entry, and an
-//! interruption can at most write an entry twice.
+//! file. Afterwards, [`Store::settle_audit`] writes it to the audit trail. So no change can lack its audit entry, and
+//! an interruption can at most write an entry twice.
 
 use super::entry::{Group, Terms, key, net};
 use crate::Directory;
@@ -342,7 +342,8 @@ impl Store {
         Ok(entries)
     }
 
-    /// Returns the generations of all lists, and the prefixes that contain an address and have entries in one of them.
+    /// Finds the prefixes that contain an address and have entries in a list. Returns each prefix with the list's name
+    /// and generation.
     pub(super) fn around(&self, address: IpAddr) -> Result<Vec<(String, i64, IpNet)>> {
         let longest = if address.is_ipv4() { 32 } else { 128 };
         let mut found = Vec::new();
@@ -381,8 +382,8 @@ impl Store {
         Ok(self.connection.query_row("SELECT EXISTS (SELECT 1 FROM unaudited)", [], |row| row.get(0))?)
     }
 
-    /// Merges changes up to a revision into the rows of their addresses, if there are many, until `until`. The server
-    /// calls this for changes that it has followed.
+    /// If there are many changes, merges those up to a revision into the rows of their addresses. Stops at the time
+    /// `until`. The server calls this for changes that it has followed.
     pub(super) fn fold(&mut self, through: i64, until: Instant) -> Result<()> {
         let span = "SELECT coalesce(max(revision) - min(revision), 0) FROM changes";
         let changes: i64 = self.connection.query_row(span, [], |row| row.get(0))?;
@@ -427,8 +428,8 @@ impl Store {
         Ok(())
     }
 
-    /// Deletes the rows of generations that are no list: of lists that were replaced, and of interrupted imports. The
-    /// caller must hold the [lock](Self::lock).
+    /// Deletes the rows of generations that belong to no list any more: those of replaced lists and of interrupted
+    /// imports. The caller must hold the [lock](Self::lock).
     ///
     /// # Errors
     /// Fails if the file cannot be written.
@@ -511,11 +512,11 @@ fn connect(path: &Path) -> Result<Connection> {
     Ok(connection)
 }
 
-/// Opens a file of the directory, and creates it if it does not exist. A new file belongs to the directory's owner, also
-/// if root runs the command.
+/// Opens a file of the directory, and creates it if it does not exist. A new file belongs to the directory's owner,
+/// even if root runs the command.
 ///
-/// The directory's owner may be less privileged than the caller, and must not make it open or give away another file. So
-/// links are not followed, and the owner of a file that exists is not changed.
+/// The directory's owner may be less privileged than the caller, and must not make the caller open or give away another
+/// file. So the function follows no links, and does not change the owner of an existing file.
 fn open_file(directory: &Directory, path: &Path) -> Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());

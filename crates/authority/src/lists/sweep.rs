@@ -14,7 +14,7 @@ const LEAST: i64 = 1 << 16;
 /// Number of names or texts that one transaction deletes.
 const PIECE: usize = 4096;
 
-/// Numbers of names, or of texts.
+/// A set of numbers of names, or of texts.
 struct Numbers(Vec<u64>);
 
 impl Numbers {
@@ -57,8 +57,8 @@ impl Store {
         if groups >= MOST_GROUPS as i64 { self.sweep_now() } else { Ok(()) }
     }
 
-    /// Deletes the names and texts that no entry has. The caller must hold the [lock](Self::lock), so that nobody adds an
-    /// entry meanwhile.
+    /// Deletes the names and texts that no entry has. The caller must hold the [lock](Self::lock), so that nobody adds
+    /// an entry meanwhile.
     pub(super) fn sweep_now(&mut self) -> Result<()> {
         let [name, text] = ["names", "texts"].map(|table| {
             let last = format!("SELECT coalesce(max(number), 0) FROM {table}");

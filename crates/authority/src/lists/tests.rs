@@ -221,7 +221,7 @@ fn the_number_of_groups_is_limited() {
     }
     place.import(&text).unwrap();
     let fault = place.import(&(text + &add("10.0.0.1", "group:more"))).unwrap_err();
-    assert!(format!("{fault:#}").contains("test:257: `who`: all lists together can name 256 groups"), "{fault:#}");
+    assert!(format!("{fault:#}").contains("test:257: `who`: lists can name at most 256 groups in all"), "{fault:#}");
 }
 
 /// Returns lines that let 50 people reach an address each. Each round has other people.

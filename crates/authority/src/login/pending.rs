@@ -21,7 +21,7 @@ use tokio::task::AbortHandle;
 
 /// Time limit for a person to log in at the provider in a browser.
 pub const BROWSER_TIME: Duration = Duration::from_secs(600);
-/// Maximum number of concurrent logins in browsers, for the console and for agents each: about 4 MB per kind.
+/// Maximum number of concurrent logins in browsers, counted separately for the console and for agents: about 4 MB each.
 const MOST_BROWSER: usize = 4096;
 /// Maximum number of concurrent logins in browsers from one source. The throttle lets a source start 230 within
 /// [`BROWSER_TIME`], so an attacker cannot push out the login of a person behind the same address.

@@ -187,7 +187,7 @@ impl Provider {
     }
 
     /// Prepares to send a browser to the provider for a login. The provider later sends the browser back to the URL
-    /// `redirect`. If `name` is given, the state begins with this name and a point.
+    /// `redirect`. If `name` is given, the state begins with this name and a dot.
     ///
     /// # Errors
     /// Fails if the provider's metadata cannot be fetched, or `redirect` is not a valid URL.
@@ -239,8 +239,8 @@ impl Provider {
     }
 
     /// Polls the provider until the person has entered the code or the code has expired. Between two polls, waits for
-    /// the pause that the provider demands and for a notification by `wanted`. So if the agent no longer asks, the
-    /// provider gets no more requests.
+    /// the pause that the provider demands, and then until `wanted` reports that the agent asks again. So if the agent
+    /// no longer asks, the provider gets no more requests.
     ///
     /// # Errors
     /// Fails if the person denied the login, the code expired, the provider cannot be reached, or its tokens fail
@@ -262,8 +262,8 @@ impl Provider {
         self.verified(&tokens, |_: Option<&Nonce>| Ok(()), None).await
     }
 
-    /// Requests a person's present identity from the provider, which has identified the person before. If the provider
-    /// sends no new refresh token, the result contains the old token.
+    /// Requests the present identity of a person whom the provider has identified before. If the provider sends no new
+    /// refresh token, the result contains the old token.
     ///
     /// # Errors
     /// Fails if the provider refuses the token or cannot be reached, or its answer fails verification or is about
@@ -396,7 +396,8 @@ impl Provider {
         }
     }
 
-    /// Checks that the access token belongs to the ID token with these verified `claims`, if they contain `at_hash`.
+    /// Checks that the access token belongs to the ID token whose verified claims are `claims`. Without the claim
+    /// `at_hash`, there is nothing to check.
     async fn check_hash(
         &self,
         token: &Token,

@@ -1,6 +1,6 @@
-//! Service accounts. To log in, a machine signs a JWT that contains the nonce of a challenge. It uses the key that
-//! `authority service add` wrote for it. Issuer and subject of the JWT are the service account (in the manner of RFC
-//! 7523).
+//! Service accounts. To log in, a machine presents a JWT that contains the nonce of a challenge. The machine signs the
+//! JWT with the key that `authority service add` wrote. Issuer and subject of the JWT are the service account (in the
+//! manner of RFC 7523).
 
 use anyhow::{Context, Result};
 use api::ServiceKey;

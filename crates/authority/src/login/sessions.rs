@@ -47,12 +47,12 @@ impl Sessions {
         self.tokens_where(|session| session.person == person)
     }
 
-    /// Returns the token hashes of some sessions.
+    /// Returns the token hashes of the sessions for which `which` returns true.
     pub fn tokens_where(&self, which: impl Fn(&Session) -> bool) -> Vec<TokenHash> {
         self.read().iter().filter(|(_, session)| which(session)).map(|(token, _)| *token).collect()
     }
 
-    /// Returns those of these people who have a session.
+    /// Returns the names in `people` of the people who have a session.
     pub fn logged_in(&self, people: &BTreeSet<String>) -> Vec<String> {
         if people.is_empty() {
             return Vec::new();

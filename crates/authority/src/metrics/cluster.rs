@@ -48,7 +48,7 @@ pub struct EtcdServer {
     pub quota: Option<u64>,
     /// Whether the alarm about a full database is raised.
     pub is_full: bool,
-    /// The last revision.
+    /// The latest revision of etcd's data.
     pub revision: u64,
     /// The revision up to which old values were removed, if the server says it.
     pub compacted: Option<u64>,

@@ -34,9 +34,9 @@ use wire::Destination;
 
 /// Maximum number of characters of a reason or a note.
 pub const MOST_TEXT: usize = 500;
-/// The way out for a delegate whose page is outdated.
+/// Advice at the end of a message to a delegate whose page is outdated.
 const LOOK_AGAIN: &str = "open the page again to see what you may decide now";
-/// The longest time for which a person can ask, in seconds.
+/// The longest time for which a person can request access, in seconds.
 const LONGEST: u32 = 366 * 86_400;
 
 /// Takes requests for access, and puts decisions about them into effect. Clones share everything.
@@ -81,7 +81,7 @@ pub struct Deciding<'a> {
 pub struct ToDecide {
     /// Requests without a decision, the newest first.
     pub open: AccessPage,
-    /// Consents in effect, the next to end first.
+    /// Consents in effect, sorted by their end, earliest first.
     pub consents: AccessPage,
     /// The receivers about which the person may decide, by name: the services that can be allowed, and the longest time
     /// in seconds.
@@ -94,12 +94,13 @@ pub struct ToDecide {
 struct Facts {
     /// The version of the policy.
     version: i64,
-    /// The groups of the people who are concerned and the tags of their devices, in the order of the question.
+    /// The groups of the people who are concerned and the tags of their devices, in the order in which the caller named
+    /// the people.
     people: Vec<PersonFacts>,
 }
 
 impl AccessRequests {
-    /// Returns the receivers for which the subject may ask.
+    /// Returns the receivers to which the subject may request access.
     pub async fn requestable(&self, subject: &Subject<'_>) -> Vec<Requestable> {
         let read = |policy: &Policy| {
             let all = policy.requestable(subject).into_iter();
@@ -140,7 +141,8 @@ impl AccessRequests {
                 wanted.retain(|service| policy.may_ask(&subject, receiver, std::slice::from_ref(service)));
             }
             if wanted.is_empty() || !policy.may_ask(&subject, receiver, &wanted) {
-                // Also if there is no such receiver: the answer must not tell strangers which receivers exist.
+                // If there is no such receiver, the answer is the same: it must not tell strangers which receivers
+                // exist.
                 let why = "nobody can allow you these services of a receiver with this name: `vouchsafe access list` \
                            and the console show for which receivers and services you can ask";
                 return Err(Problem::Access(StatusCode::FORBIDDEN, "not_requestable", why.into()));
@@ -207,8 +209,8 @@ impl AccessRequests {
         Ok(facts)
     }
 
-    /// Returns the receiver and the service for which a person whom the policy refuses a destination can ask, if there is
-    /// one.
+    /// Returns the receiver and the service that the subject can request after the policy has refused a destination.
+    /// Returns `None` if the subject can't request any.
     pub async fn askable(&self, subject: Subject<'_>, to: Destination) -> Option<(String, String)> {
         let policy = self.policy.read().await;
         let request = Request { subject, to, now: now() };
@@ -256,8 +258,8 @@ impl AccessRequests {
             (own.collect::<Vec<_>>(), receivers)
         };
         let (version, (delegations, own)) = {
-            // The policy does not change here while this lock is held. If it is not the one in the database, the form to
-            // give access has a version that no policy has.
+            // The policy does not change here while this lock is held. If the database contains another policy, the
+            // form to give access gets version 0, which no policy has.
             let policy = self.policy.read().await;
             (self.facts(Vec::new()).await.map_or(0, |facts| facts.version), read(policy.policy()))
         };
@@ -414,7 +416,7 @@ impl AccessRequests {
     /// The grants that rested on it are revoked before this function returns.
     ///
     /// # Errors
-    /// Fails if there is no such request, it has ended before, or the database cannot be written.
+    /// Fails if there is no such request, the request has already ended, or the database cannot be written.
     pub async fn withdraw(&self, who: &Session, by: Operator, id: RequestId) -> Result<(), Problem> {
         let subject = Subject { groups: &who.groups, ..Subject::person(&who.person) };
         let entry = self.request(&who.person, id).await?;
@@ -463,8 +465,8 @@ impl AccessRequests {
         Ok(())
     }
 
-    /// Records a change in a person's queue, and announces it to webhooks by what `notices` returns. The work goes on if the
-    /// caller closes the connection.
+    /// Records a change in a person's queue, and sends the notices that `notices` returns to webhooks. The work goes on
+    /// if the caller closes the connection.
     async fn record<T: Send + 'static, N: IntoIterator<Item = Notice>>(
         &self,
         person: &str,
@@ -492,8 +494,8 @@ impl AccessRequests {
     }
 }
 
-/// Returns the delegation on which a consent rests, as [`Policy::permitted`] does. `why` is the message if no delegation
-/// covers it.
+/// Returns the delegation on which a consent rests, as [`Policy::permitted`] does. `why` is the message if no
+/// delegation covers it.
 fn permitted<'p>(
     policy: &'p Policy,
     decider: Decider<'p>,
@@ -532,7 +534,7 @@ fn withdrawn(before: &AccessEntry) -> Notice {
 fn read_services(words: &[String]) -> Result<Vec<Service>, Problem> {
     if words.len() > MOST_SERVICES {
         return Err(Problem::Malformed(format!(
-            "at most {MOST_SERVICES} services in a request: write ranges of ports"
+            "you can name at most {MOST_SERVICES} services: write ranges of ports instead of single ports"
         )));
     }
     let fault = |fault| Problem::Access(StatusCode::FORBIDDEN, "not_requestable", fault);
@@ -552,7 +554,7 @@ fn within(lifetime: Option<u32>) -> Result<u32, Problem> {
     lifetime.filter(|lifetime| (60..=LONGEST).contains(lifetime)).ok_or_else(malformed)
 }
 
-/// Returns the problem that the caller gets if a request does not exist, or if others decide about it.
+/// Returns the problem that the caller gets if a request does not exist, or if only other people may decide about it.
 pub(crate) fn no_request() -> Problem {
     Problem::NotFound("request for access that you can decide or withdraw")
 }

@@ -1,9 +1,10 @@
 //! The end of consents: when its time is over, when it is withdrawn, or when its receiver's name is given to another
 //! receiver. Then the grants that rested on the consent end, too.
 //!
-//! The transaction that ends a consent records its holder as unexamined: a person, a group or a tag. A member of the
-//! cluster then examines the person's grants or, for a group or a tag, all grants. It revokes those that are no longer
-//! allowed. Any member can do that, and several may: the result is the same. People do not wait for each other.
+//! The transaction that ends a consent records the consent's holder (a person, a group or a tag) as unexamined. A
+//! member of the cluster then examines the person's grants or, for a group or a tag, all grants. It revokes those that
+//! are no longer allowed. If several members do this, the result is the same. Each examination is a task of its own, so
+//! people do not wait for each other.
 
 use super::access::AccessRequests;
 use super::examinations::{Examinations, NextEnd};
@@ -23,7 +24,7 @@ const PIECE: usize = 500;
 /// The reason for revocations in the audit trail.
 const ENDED: &str = "the consent ended";
 
-/// A running examination. Dropping it makes room for another one.
+/// A running examination. Dropping this value makes room for another examination.
 struct Running {
     requests: AccessRequests,
     of: Unexamined,
@@ -36,8 +37,8 @@ impl Drop for Running {
 }
 
 impl AccessRequests {
-    /// Ends the consents whose time is over, and begins to examine the grants of people whose consent has ended. The
-    /// server calls this every second. It does not wait for the examinations.
+    /// Ends the consents whose time is over, and begins to examine the grants of people whose consent has ended. Does
+    /// not wait for the examinations. The server calls this every second.
     ///
     /// # Errors
     /// Fails if the database cannot be read or written.
@@ -109,7 +110,7 @@ impl AccessRequests {
     /// Revokes the grants of all people that are no longer allowed, after a consent of a group or a tag has ended. A
     /// delegate can cause this only as often as they give such consents.
     async fn examine_all(&self, of: &Unexamined) -> Result<()> {
-        // As for a person: what the consent allowed before this line is decided again before it is recorded.
+        // A grant that the consent allowed before this line is decided again before it is recorded.
         self.storage.end_basis();
         let revoked = self.enforcer.revoke_forbidden(&*self.policy.read().await, ENDED).await?;
         let done = of.clone();
@@ -119,7 +120,7 @@ impl AccessRequests {
     }
 
     /// Tells the person's agents, as soon as the other members of the cluster have followed. A single task waits for
-    /// the members, and tells all people that have come together meanwhile.
+    /// the members. It then tells the agents of all people for whom this function was called meanwhile.
     fn tell_later(&self, person: &str) {
         {
             let mut examinations = self.examinations();
@@ -148,8 +149,8 @@ impl AccessRequests {
         examinations.is_telling.then_some(people)
     }
 
-    /// Makes the agents of a person, or of those who have a group or a tag, read their destinations again if they listen
-    /// here.
+    /// Makes the agents of a person, a group or a tag read their destinations again, if these agents listen at this
+    /// member.
     pub(super) async fn tell_agents(&self, holder: &str) {
         let tokens = match holder.parse() {
             Ok(Holder::Group(group)) => {

@@ -4,7 +4,7 @@ use crate::storage::Database;
 use engine::policy::delegation::Consents;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A number of changes that no database has, so that the next synchronisation reads the consents.
+/// A number of changes that no database contains. With it, the next synchronisation certainly reads the consents.
 const UNREAD: i64 = -1;
 
 /// The consents in effect. The database is authoritative.
@@ -28,7 +28,7 @@ impl ConsentTable {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).consents.clone()
     }
 
-    /// Returns how many times the consents had changed when they were read.
+    /// Returns how many times the consents had changed when the table was read from the database.
     pub fn made(&self) -> i64 {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).made
     }

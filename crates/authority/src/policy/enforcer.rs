@@ -129,7 +129,8 @@ impl Enforcer {
         let replaces = text.is_some();
         let standing = self.contact.standing();
         if !standing.may_record() {
-            // The lock is not taken, because all decisions would wait until the database gives up.
+            // This method does not take the lock here, because all decisions would then wait until the database gives
+            // up.
             bail!(standing.sentence(now()));
         }
         let read = move || {
@@ -157,7 +158,8 @@ impl Enforcer {
             let put = || if replaces { directory.replace_policy(&change.text) } else { Ok(()) };
             let addresses = |name: &str| policy.policy().prefixes_of(name);
             let version = database.apply_policy(&change, &forbidden, time, &addresses, put)?;
-            // The policy may give the name of a receiver to another one. Consents for the former one end now.
+            // The policy may give the name of a receiver to another receiver. Consents for the earlier receiver end
+            // now.
             consents.follow(database);
             Ok((version, policy))
         };

@@ -1,4 +1,5 @@
-//! The people whose grants a member examines after their consent has ended.
+//! The people, groups and tags whose grants a member examines after their consent has ended. This file calls each of
+//! them a person.
 
 use crate::storage::Unexamined;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -11,7 +12,8 @@ const AT_ONCE: usize = 16;
 pub struct Examinations {
     /// The people whose grants are examined now.
     pub(super) running: HashSet<String>,
-    /// The people who were unexamined at the last look, with the change of consents.
+    /// The people who were unexamined when this member last looked, each with the number of the change that ended the
+    /// consent.
     seen: HashMap<String, i64>,
     /// The people whose agents this member must notify as soon as the other members have followed.
     pub(super) untold: BTreeSet<String>,
@@ -29,8 +31,9 @@ pub(super) struct NextEnd {
 }
 
 impl Examinations {
-    /// Returns the people whose grants have to be examined now: those in `ended`, and those whom the member that ended
-    /// their consent has left unexamined since the last look.
+    /// Returns the people in `waiting` whose examination has to begin now. For people in `ended`, it begins at once.
+    /// For everybody else, it begins only if they were already unexamined when this member last looked, because then
+    /// the member that ended their consent has not examined them.
     pub(super) fn begin(&mut self, waiting: Vec<Unexamined>, ended: &[String]) -> Vec<Unexamined> {
         let seen = waiting.iter().map(|of| (of.person.clone(), of.change)).collect();
         let before = std::mem::replace(&mut self.seen, seen);

@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Maximum number of people whose grants are evaluated one by one; if there are more, all grants are.
+/// Maximum number of people whose grants are evaluated one by one. If there are more people, all grants are evaluated.
 const MOST_PEOPLE: usize = 64;
-/// Time for which the server merges changes, each second.
+/// Maximum time that the server spends on merging changes of the lists, each second.
 const FOLD: Duration = Duration::from_millis(300);
 /// The reason for revocations in the audit trail.
 const WHY: &str = "a list changed";
@@ -41,9 +41,9 @@ pub struct ListService {
 /// How far the server has followed the lists.
 #[derive(Default)]
 pub struct FollowState {
-    /// Only one task at a time follows.
+    /// Locked while a task follows the lists, so that only one task does so at a time.
     turn: tokio::sync::Mutex<()>,
-    /// The time up to which grants of ended entries are revoked.
+    /// The time up to which the server has revoked the grants of entries that have ended.
     evaluated: AtomicU64,
     /// Whether there may be grants that the lists in force forbid.
     unfinished: AtomicBool,
@@ -60,7 +60,8 @@ impl ListService {
         self.read().await.map(drop)
     }
 
-    /// Puts changes of the lists in force, and revokes the grants that they forbid. Returns a sentence for the operator.
+    /// Puts changes of the lists in force, and revokes the grants that they forbid. Returns a sentence for the
+    /// operator.
     ///
     /// # Errors
     /// Fails if the file of lists cannot be read, or the database cannot be read or written.

@@ -1,6 +1,6 @@
 //! Replay: a draft of a policy decides recent requests again, both granted and refused ones. The decision uses the
-//! present tags of a person's devices, not the tags at the time of the request. Consents count as they were at
-//! that time, within the delegations of the draft.
+//! present tags of a person's devices, not the tags at the time of the request. Consents count as they were at that
+//! time, within the delegations of the draft.
 
 use crate::storage::{Database, GrantEntry};
 use anyhow::Result;

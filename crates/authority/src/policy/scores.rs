@@ -82,8 +82,8 @@ impl Scores {
         self.storage.call(move |database| database.settle_scores(terms, all, now())).await
     }
 
-    /// Begins to evaluate the grants in a task of its own, which goes on if the caller is cancelled, and waits for it
-    /// for a while. If the task fails, [`Self::follow_time`] tries again.
+    /// Begins to evaluate the grants in a separate task, and waits for the task for at most [`PATIENCE`]. The task goes
+    /// on if the caller is cancelled. If the task fails, [`Self::follow_time`] tries again.
     async fn evaluate_in_time(&self) {
         let scores = self.clone();
         let evaluation = tokio::spawn(async move {
@@ -92,12 +92,12 @@ impl Scores {
             }
         });
         if tokio::time::timeout(PATIENCE, evaluation).await.is_err() {
-            tracing::warn!("answered a complaint before all grants that the complaint ends were revoked");
+            tracing::warn!("answered a complaint before the authority had revoked all grants that the complaint ends");
         }
     }
 
     /// Evaluates the grants again if a score has become low or is no longer low since the last evaluation. The database
-    /// contains whether that is so, because the caller can be cancelled at any time.
+    /// records whether such a change is still to be evaluated, because the caller can be cancelled at any time.
     async fn evaluate(&self) -> Result<()> {
         let _one = self.evaluating.lock().await;
         let Some(made) = self.storage.call(|database| database.unevaluated_changes()).await? else { return Ok(()) };

@@ -178,9 +178,9 @@ struct Grain {
     slots: usize,
 }
 
-/// Slots of ten seconds for an hour.
+/// Slots of ten seconds that cover an hour.
 const FINE: Grain = Grain { step: 10, slots: 361 };
-/// Slots of a minute for a day. The first and the last slot cover only part of their minute.
+/// Slots of a minute that cover a day. The first and the last slot cover only part of their minute.
 const COARSE: Grain = Grain { step: 60, slots: 1441 };
 
 #[derive(Clone, Copy, Debug)]

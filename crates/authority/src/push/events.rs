@@ -95,7 +95,7 @@ impl Push {
     }
 
     /// Records that a verifier has confirmed a mark, and sends the next one if there were announcements meanwhile.
-    /// Reports whether the mark is known: one of a stream that has ended is not.
+    /// Reports whether the mark is known. A mark of a stream that has ended is not known.
     pub fn confirm(&self, verifier: &str, mark: u64) -> bool {
         let mut streams = self.lock();
         let listener = Listener::Verifier(verifier.to_owned());

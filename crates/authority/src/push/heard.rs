@@ -13,13 +13,13 @@ use tokio::time::{Instant, sleep, timeout_at};
 /// twice or the verifier's table of flows is long. If a verifier does not confirm within this time, later commands do
 /// not wait for it until it has confirmed. So a verifier that hangs delays one command, not all of them.
 pub const PATIENCE: Duration = Duration::from_secs(3);
-/// Interval at which the wait looks whether streams have closed.
+/// Interval at which [`Push::heard`] checks whether streams have closed.
 const LOOK: Duration = Duration::from_millis(100);
-/// Number of streams from which on the wait makes a pause between two looks, each of which looks at all of them.
+/// Number of streams above which [`Push::heard`] pauses between two checks. Each check looks at all streams.
 const MANY: usize = 64;
-/// The pause.
+/// Pause between two checks of many streams.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Maximum number of names in a sentence.
+/// Maximum number of names that a message lists.
 const NAMES: usize = 10;
 
 /// The enrolled verifiers and tunnel endpoints that have not confirmed. All others are connected, and have carried out
@@ -105,7 +105,7 @@ impl Push {
         waiting.is_empty().then(|| self.summary(enrolled, &owed, last))
     }
 
-    /// Returns what the verifiers have not confirmed.
+    /// Returns the announcements that the verifiers have not confirmed.
     fn owed(&self, enrolled: &HashSet<Arc<str>>) -> Vec<Owed> {
         let streams = self.lock();
         let mut owed = Vec::new();
@@ -120,7 +120,8 @@ impl Push {
         owed
     }
 
-    /// Keeps the announcements for whose confirmation the wait goes on.
+    /// Removes the announcements from `waiting` that the caller need not wait for: confirmed ones, ones that are
+    /// overdue, and ones whose stream has closed.
     fn keep_waiting(&self, waiting: &mut Vec<&Owed>) {
         let streams = self.lock();
         waiting.retain(|owed| {
@@ -130,8 +131,9 @@ impl Push {
         });
     }
 
-    /// Summarises the wait. `last` is the number of the last stream that was opened before it. A verifier that has
-    /// connected meanwhile has to confirm its new stream's first mark, because it reads its configuration again.
+    /// Summarises the wait. `last` is the number of the last stream that was opened before the wait. A verifier that
+    /// has connected during the wait has to confirm its new stream's first mark, because it reads its configuration
+    /// again.
     fn summary(&self, enrolled: &HashSet<Arc<str>>, owed: &[Owed], last: u64) -> Heard {
         let owed: HashMap<_, _> = owed.iter().map(|owed| (owed.stream, owed.number)).collect();
         let streams = self.lock();

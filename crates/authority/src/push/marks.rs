@@ -64,7 +64,7 @@ impl Marks {
         self.confirmed >= number
     }
 
-    /// Reports whether the open mark was sent this long ago.
+    /// Reports whether the open mark was sent at least `patience` ago.
     pub fn is_overdue(&self, patience: Duration) -> bool {
         self.open.as_ref().is_some_and(|open| open.since.elapsed() >= patience)
     }

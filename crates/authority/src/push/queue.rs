@@ -14,7 +14,7 @@ struct Shared {
     events: VecDeque<Arc<str>>,
     /// Wakes the task that writes the stream.
     waker: Option<Waker>,
-    /// One of the two ends was dropped.
+    /// Whether one of the two ends was dropped.
     is_closed: bool,
 }
 
@@ -27,7 +27,7 @@ pub struct Sender {
 /// The end of a queue at which events come out.
 pub struct EventQueue(Arc<Mutex<Shared>>);
 
-/// Creates a queue for `most` events.
+/// Creates a queue that holds at most `most` events.
 pub fn queue(most: usize) -> (Sender, EventQueue) {
     let shared = Arc::<Mutex<Shared>>::default();
     (Sender { shared: shared.clone(), most }, EventQueue(shared))
@@ -71,7 +71,7 @@ impl Stream for EventQueue {
         if shared.is_closed {
             return Poll::Ready(None);
         }
-        // The memory of a queue that was in use is free again.
+        // Frees the memory of a queue that was in use.
         shared.events = VecDeque::new();
         shared.waker = Some(context.waker().clone());
         Poll::Pending
@@ -106,7 +106,7 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Wakes the task that waits for the queue, after the lock is free: the task takes the lock at once.
+/// Releases the lock, and then wakes the task that waits for the queue. The task takes the lock at once.
 fn wake(mut shared: MutexGuard<'_, Shared>) {
     let waker = shared.waker.take();
     drop(shared);

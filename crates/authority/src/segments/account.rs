@@ -62,8 +62,8 @@ pub struct Details {
 pub struct Full;
 
 impl Given {
-    /// Creates the key for a segment that was issued to this session and requested from `source`. `answers` says whether
-    /// the segment for the answers was issued, too.
+    /// Creates the key for a segment that was issued to this session and requested from `source`. `answers` says
+    /// whether the segment for the answers was issued, too.
     pub fn new(
         token: TokenHash,
         source: IpAddr,
@@ -156,8 +156,8 @@ enum Entry {
     Denied(AuditEvent),
 }
 
-/// Entries that are being written. Dropping this value returns the entries that were not written to the waiting ones.
-/// So no entry is lost, but an entry may appear twice in the trail.
+/// Entries that are being written. If some entries were not written, dropping this value adds them to the waiting
+/// entries again. So no entry is lost, but an entry may appear twice in the trail.
 pub(super) struct Taken<'a> {
     of: &'a Account,
     entries: Vec<Entry>,

@@ -1,5 +1,5 @@
 //! Segments for answers that are issued together with the segments that they answer (wire.md §8.15). The endpoint that
-//! requests a segment passes the segment for its answers on.
+//! requests a segment passes the segment for the answers on to the answering endpoint.
 
 use super::book::Entry;
 use super::{Requester, SegmentIssuer, along, may_ask, path};
@@ -19,8 +19,8 @@ const MOST_ACCOUNTS: usize = 16;
 const MOST_REMEMBERED: usize = 8192;
 /// Maximum number of searches per second. A search looks at all sessions, which takes up to some milliseconds.
 const SEARCHES: u32 = 8;
-/// If a session ends within this number of seconds, a later one of the same account is searched for. A tunnel endpoint
-/// begins its next session that long before the end of the last.
+/// If a session ends within this number of seconds, the authority searches for a later session of the same account. A
+/// tunnel endpoint begins its next session that long before its present session ends.
 const SOON: u64 = 300;
 
 /// The sessions to which segments for answers are issued, by account.
@@ -30,7 +30,7 @@ pub(super) struct Answerers(Mutex<KnownSessions>);
 #[derive(Default)]
 struct KnownSessions {
     sessions: HashMap<String, TokenHash>,
-    /// A second, and the number of searches in it.
+    /// A second, in Unix time, and the number of searches in this second.
     searches: (u64, u32),
 }
 
@@ -68,7 +68,7 @@ impl SegmentIssuer {
     /// of `given`; the answers take the path with the same number.
     ///
     /// The segment belongs to a session that could request it, and ends with this session. It counts in the share of
-    /// the account that requested `given`. Otherwise this account could use up the share of another.
+    /// the account that requested `given`. Otherwise this account could use up the share of another account.
     pub(super) fn answers_to(
         &self,
         policy: &Compiled,
@@ -111,7 +111,7 @@ impl SegmentIssuer {
         Some(passed_on)
     }
 
-    /// Returns a session that may request segments for the address `receiver`, which is `located` there: preferably
+    /// Returns a session that may request segments for the address `receiver`, whose place is `located`: preferably
     /// that of an account that `networks.toml` names, otherwise the requester's own.
     fn answering(
         &self,

@@ -94,7 +94,7 @@ pub struct Book {
     of_persons: HashMap<String, usize>,
     /// For each withdrawal statement, the latest expiry of the segments that it voids.
     withdrawn: BTreeMap<Statement, u32>,
-    /// The time at which expired entries were last removed, which scans the whole book.
+    /// The time at which expired entries were last removed. The removal scans the whole book.
     swept: u64,
 }
 

@@ -75,7 +75,7 @@ impl Answering {
     }
 }
 
-/// A request of a batch for a segment that is authentic and will be answered.
+/// An authentic request for a segment, from a batch of datagrams. It will be answered.
 struct InBatch<'d> {
     index: usize,
     source: IpAddr,
@@ -83,7 +83,8 @@ struct InBatch<'d> {
     question: Question<'d>,
 }
 
-/// An issued segment with the segment for its answers and the policy's permit, or the reason why the segment is refused.
+/// An issued segment with the segment for its answers and the policy's permit, or the reason why the segment is
+/// refused.
 type Decided<'p> = Result<(Issued, Permit<'p>), Refusal>;
 
 /// The numbers of requests, by outcome.
@@ -179,7 +180,7 @@ impl DatagramService {
             let (room, path) = (room_beside(&given), question.path.unwrap_or(0));
             let answers = || self.issuer.answers_to(&policy, &networks, requester, &given, path, room);
             let answers = question.answers.then(answers).flatten().unwrap_or_default();
-            // A client that does not know paths takes an answer with this number for malformed.
+            // A client that names no path would take an answer with the number of other paths for malformed.
             let others = question.path.map_or(0, |_| others(&networks, &given));
             Ok::<_, Refusal>((Issued { given, answers, others }, permit))
         };
@@ -258,7 +259,8 @@ impl DatagramService {
     }
 }
 
-/// Returns the number of bytes that an answer with this segment has for the segment for the answers.
+/// Returns the number of bytes that remain in an answer with this segment. The segment for the answers has to fit into
+/// them.
 fn room_beside(given: &Given) -> usize {
     GIVEN_MAX.saturating_sub(given.option().len() + 16 * given.hops.len())
 }

@@ -1,6 +1,7 @@
 //! Answers requests for grants that arrive by UDP (wire.md §8.14). If a request only renews a lease, or the journal
 //! accepts its grant, the thread that received the request answers it. A task answers any other request, as the handler
-//! of the same call over HTTPS does. The number of such tasks is limited, for each account and for all accounts together.
+//! of the same call over HTTPS does. The number of such tasks is limited, for each account and for all accounts
+//! together.
 //!
 //! The thread serves all accounts. So it decides a request only after it has charged the request to its account.
 
@@ -139,8 +140,8 @@ impl GrantService {
         all.map(|(name, count)| (name, count.load(Ordering::Relaxed))).collect()
     }
 
-    /// Returns the answers to those requests that the authority can answer without waiting. Starts tasks that answer the
-    /// others.
+    /// Returns the answers to those requests that the authority can answer without waiting. Starts tasks that answer
+    /// the others.
     pub fn answer(self: &Arc<Self>, batch: Vec<GrantDatagram>, later: &mut Later) -> Answers {
         while later.tasks.try_join_next().is_some() {}
         let (mut answers, mut left) = (Answers::default(), Vec::new());
@@ -172,8 +173,8 @@ impl GrantService {
             return Ok(self.refuse(Reason::Stale, STALE));
         }
         let session = self.grants.sessions.get(&datagram.holder).ok_or(Progress::Received)?;
-        // A decision takes the thread's time, whatever it says. Without a token, or behind others, the request waits for
-        // its turn, as it would over HTTPS.
+        // A decision takes the thread's time, whatever it says. If the account has used up its rate, or has work in its
+        // queue, the request waits for its turn, as it would over HTTPS.
         let own = Key::Requests(session.person.clone());
         if !self.queue.is_idle(&session.person) || self.throttle.charge(&[own], Instant::now()).is_err() {
             return Err(Progress::Received);
@@ -192,8 +193,8 @@ impl GrantService {
         }
     }
 
-    /// Makes the storage thread record new grants. The caller has sent the answers before, so that their clients do not
-    /// wait for the thread.
+    /// Makes the storage thread record new grants. The caller must send the answers before this call, so that clients
+    /// do not wait for the thread.
     pub fn note_sent(&self) {
         self.grants.storage.wake();
     }
@@ -293,14 +294,14 @@ struct Waiting {
     of_persons: HashMap<String, usize>,
 }
 
-/// The place of one waiting request. Dropping it makes room for another.
+/// The place of one waiting request. Dropping this value makes room for another request.
 struct Place {
     service: Arc<GrantService>,
     person: String,
 }
 
 impl Place {
-    /// Takes a place for a request of this person. Returns `None` if there is none.
+    /// Takes a place for a request of this person. Returns `None` if no place is free.
     fn take(service: &Arc<GrantService>, person: &str) -> Option<Self> {
         let mut waiting = service.waiting();
         let of_person = waiting.of_persons.get(person).copied().unwrap_or_default();

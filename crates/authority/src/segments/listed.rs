@@ -105,7 +105,7 @@ impl SegmentIssuer {
         drop(book);
         let devices = self.sessions.get_all(entries.iter().map(|(token, _)| token));
         let segments = entries.into_iter().zip(devices).map(|((_, entry), session)| {
-            // The session of a segment for answers that was passed on is that of the account that answers.
+            // If a segment for answers was passed on, its session belongs to the account that answers.
             let own = session.filter(|session| session.person == entry.person);
             let device = own.map(|session| session.device.clone());
             SegmentEntry { device, ..entry }

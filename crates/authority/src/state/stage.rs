@@ -47,8 +47,8 @@ lifetime_max = "1d"
     )
 }
 
-/// Adds an account with the password `correct horse`. A hash takes long, so all accounts but the first have a copy of the
-/// first one's.
+/// Adds an account with the password `correct horse`. Computing a hash takes long, so all later accounts get a copy of
+/// the first account's hash.
 async fn add_account(directory: &Directory, person: &str) {
     static FIRST: OnceLock<String> = OnceLock::new();
     let Some(hash) = FIRST.get() else {

@@ -1,7 +1,8 @@
 //! Requests for access, and the consents that answer them. A consent is a request that was allowed: it has the same row
 //! and the same number. A consent can also be given without a request, to a person, a group or a tag.
 //!
-//! Each person, receiver and day has its limits, so that nobody fills the table or another's list.
+//! The number of requests and consents is limited for each person, for each receiver and for each day. So nobody can
+//! fill the table or another person's list.
 
 mod entry;
 mod given;
@@ -43,8 +44,8 @@ const MOST_CONSENTS_OF_RECEIVER: i64 = 1000;
 const KEPT: i64 = 30 * 86_400;
 const DAY: i64 = 86_400;
 
-/// From format 15 on. `allowed` is 1 while a consent is in effect. The number in `consent_changes` grows with each
-/// change of consents, so that the server reads the consents only after a change.
+/// The tables of requests and consents, from format 15 on. `allowed` is 1 while a consent is in effect. The number in
+/// `consent_changes` grows with each change of consents, so that the server reads the consents only after a change.
 pub(super) const SCHEMA: &str = "
 CREATE TABLE access_requests (
     id INTEGER PRIMARY KEY, person TEXT NOT NULL, receiver TEXT NOT NULL, services TEXT NOT NULL,
@@ -59,11 +60,12 @@ CREATE TABLE consent_changes (one INTEGER PRIMARY KEY CHECK (one = 1), made INTE
 INSERT INTO consent_changes (one, made) VALUES (1, 0);
 ";
 
-/// From format 16 on. `delegations` contains the names of the delegations that covered the person at the request, in
-/// JSON; NULL for requests of earlier formats. A request belongs to a receiver in one of its generations (see
+/// Additions of format 16. `delegations` contains the names of the delegations that covered the person at the request,
+/// in JSON; NULL for requests of earlier formats. A request belongs to a receiver in one of its generations (see
 /// `receivers.rs`). `prefixes` contains the addresses of the receiver, in JSON; NULL if they are not known yet.
-/// Requests of earlier generations than `settled` have ended. `access_unexamined` contains the people whose consent has
-/// ended and whose grants are not yet examined, each with the latest change of consents that this concerns.
+/// Requests of earlier generations than `settled` have ended. `access_unexamined` contains the people, groups and tags
+/// whose consent has ended and whose grants are not yet examined. Each row has the number of the latest change that
+/// ended such a consent.
 pub(super) const FORMAT_16: &str = "
 ALTER TABLE access_requests ADD COLUMN delegations TEXT;
 ALTER TABLE access_requests ADD COLUMN generation INTEGER NOT NULL DEFAULT 1;
@@ -77,7 +79,7 @@ CREATE TABLE access_unexamined (person TEXT PRIMARY KEY, change INTEGER NOT NULL
 /// A request that a person makes.
 #[derive(Clone, Debug)]
 pub struct NewRequest {
-    /// A random number, which the request gets unless another one has it.
+    /// A random number, which the request gets unless another request has it.
     pub id: RequestId,
     /// The session in which the person asks.
     pub session: TokenHash,
@@ -148,7 +150,7 @@ pub struct Verdict {
 /// The result of a decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decided {
-    /// The decision was recorded. The person asked for access.
+    /// The decision was recorded.
     Done {
         /// The person who asked.
         person: String,
@@ -358,7 +360,7 @@ impl Database {
         self.write(|transaction| {
             let mut people = Vec::new();
             for id in ids {
-                // Another member of the cluster may have done it.
+                // Another member of the cluster may have ended the consent.
                 let Some(entry) = entry_of(transaction, *id)?.filter(|entry| entry.state == AccessState::Allowed)
                 else {
                     continue;
@@ -374,7 +376,7 @@ impl Database {
         })
     }
 
-    /// Returns how many times the consents have changed.
+    /// Returns how many times the consents have changed so far.
     ///
     /// # Errors
     /// Fails if the database cannot be read.
@@ -465,8 +467,8 @@ pub(super) fn rename(transaction: &Transaction<'_>, before: &str, now: &str) -> 
     Ok(())
 }
 
-/// Ends a request or a consent. Makes verifiers ask about flows that outlived their grants, and members of the cluster
-/// examine the person's grants.
+/// Ends a request or a consent. The end of a consent makes verifiers ask about flows that outlived their grants, and
+/// makes members of the cluster examine the holder's grants.
 fn end(
     transaction: &Transaction<'_>,
     entry: &AccessEntry,
@@ -517,7 +519,7 @@ pub fn random_number() -> Result<RequestId> {
     }
 }
 
-/// Joins the parts that are not empty.
+/// Returns the detail of an audit entry: the number of the request, and the parts that are not empty.
 fn detail(id: RequestId, parts: &[&str]) -> String {
     let parts: Vec<_> = parts.iter().filter(|part| !part.is_empty()).copied().collect();
     if parts.is_empty() { id.to_string() } else { format!("{id}: {}", parts.join("; ")) }

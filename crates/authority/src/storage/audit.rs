@@ -144,8 +144,8 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// Returns the event that reports that `count` more events with this key occurred in the minute from `time`, in
-    /// Unix seconds.
+    /// Returns the event which reports that `count` more events with this key occurred in the minute that began at
+    /// `time`, in Unix seconds.
     pub(crate) fn left_out(self, count: u64, time: u64) -> AuditEvent {
         let detail = format!("{count} more in the minute from {time} were not recorded individually");
         let Self { event, person, source } = self;
@@ -234,8 +234,7 @@ impl Database {
     }
 
     /// Passes the entries that match a query to `take`, newest first, until `take` returns false. Returns the number of
-    /// the entry before which the search can continue, or `None` if the search has reached the oldest
-    /// entry.
+    /// the entry before which the search can continue, or `None` if the search has reached the oldest entry.
     ///
     /// # Errors
     /// Fails if the database cannot be read, or `take` failed.

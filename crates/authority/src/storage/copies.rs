@@ -44,7 +44,8 @@ impl Database {
             if !keep_sessions {
                 sessions::end_all(transaction, now)?;
             }
-            // The handles of grants that were issued after the copy was made must not be mistaken for those of new grants.
+            // The handles of grants that were issued after the copy was made must not be mistaken for those of new
+            // grants.
             transaction.execute("UPDATE numbering SET next = (next + ?1) % ?2", [NUMBERS / 16, NUMBERS])?;
             event.write(transaction, now)
         })

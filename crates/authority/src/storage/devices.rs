@@ -57,8 +57,8 @@ impl Database {
     }
 }
 
-/// Returns the statement that lists devices. There are two, because a single statement with `OR` would scan all devices
-/// to find those of one person.
+/// Returns the statement that lists devices. There are two such statements, because a single statement with `OR` would
+/// scan all devices to find those of one person.
 fn listing(of_one: bool) -> String {
     let whose = if of_one { "person = ?1" } else { "?1 IS NULL" };
     format!("SELECT person, device, last_login FROM devices WHERE {whose} ORDER BY person, device")
@@ -82,8 +82,8 @@ pub(super) fn tags_of(connection: &Connection, person: &str, device: &str) -> Re
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Returns the tags that any device of a person has, sorted. Includes the tags of the person if it is a service account,
-/// and the tag of a low score.
+/// Returns the tags that any device of a person has, sorted. Includes the tags of the person if it is a service
+/// account, and the tag of a low score.
 pub(super) fn tags_of_person(connection: &Connection, person: &str) -> Result<Vec<String>> {
     let mut statement = connection.prepare_cached(
         "SELECT tag FROM device_tags WHERE person = ?1

@@ -77,7 +77,7 @@ pub struct GrantEntry {
     /// The grant's flags (wire.md §3.2).
     #[serde(serialize_with = "as_number")]
     pub flags: Flags,
-    /// The rule's demands on a sealed tunnel at the time of issue; `None` if it had none.
+    /// The rule's demands on a sealed tunnel at the time of issue; `None` if the rule had none.
     pub sealing: Option<api::Sealing>,
     /// Time of issue, in Unix seconds.
     pub issued: u64,
@@ -174,10 +174,10 @@ impl Database {
         })
     }
 
-    /// Records grants that their clients have already, unless they are recorded. The flag of each grant states whether
-    /// the grant is outdated. The result is [`Recorded::SessionEnded`] in two cases. If a grant is outdated or its
-    /// session has ended, this method records the grant as revoked. If another grant has the same handle, this method
-    /// revokes that grant, so that neither of the two stays usable.
+    /// Records grants that clients have already, except grants that the database contains. The flag of each grant
+    /// states whether the grant is outdated. The result is [`Recorded::SessionEnded`] in two cases. If a grant is
+    /// outdated or its session has ended, this method records the grant as revoked. If another grant has the same
+    /// handle, this method revokes that grant, so that neither of the two stays usable.
     ///
     /// # Errors
     /// Fails if the database cannot be written; then no grant is recorded.
@@ -409,7 +409,7 @@ fn add(transaction: &Transaction<'_>, grant: &Issuance, is_member: bool) -> Resu
         (Recorded::Renewable, Some(renewable)) => Some(renewable),
         _ => return Ok(charged),
     };
-    // A grant that can't be renewed has the number's handle, too.
+    // Even a grant that can't be renewed has a handle that derives from its number.
     if let Some(number) = number
         && !is_member
     {
@@ -435,7 +435,7 @@ fn add_journaled(transaction: &Transaction<'_>, grant: &Issuance, is_outdated: b
     }
     let mut renewable = grant.renewable;
     if let Some((LeaseTerms { number, .. }, _)) = renewable {
-        // A number that another grant has stays that grant's.
+        // If another grant has the number, that grant keeps it.
         if leases::is_taken(transaction, number)? {
             renewable = None;
         } else {

@@ -58,7 +58,7 @@ CREATE TABLE unexpired_grants (
 ) STRICT, WITHOUT ROWID;
 ";
 
-/// The latest expiry, in SQL, of the leases that a session's holder has after the session's end. `of` is a row of
+/// The latest expiry, in SQL, of the leases that are still valid after a session's end. `of` is a row of
 /// `session_verifiers`.
 const LAST_LEASE: &str = concat!("max(min(of.until, ended + of.lease + ", learned_within!(), "), ended)");
 
@@ -86,7 +86,7 @@ pub enum Recorded {
 pub struct Charged {
     /// The result of recording the grant.
     pub recorded: Recorded,
-    /// How many more grants of the session can be recorded now and be renewed, if the account records no others.
+    /// How many more renewable grants of the session can be recorded now, if the account records no other grants.
     pub room: u32,
 }
 

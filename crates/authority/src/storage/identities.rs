@@ -291,7 +291,7 @@ impl Database {
                 params![renewed.login, now.cast_signed(), identity.sid],
             )?;
             if identity.person != renewed.person {
-                let why = format!("the identity provider now names this person {}", identity.person);
+                let why = format!("the identity provider changed this person's name to {}", identity.person);
                 return sessions::end_login(transaction, &renewed.login, &why, now).map(Renewed::Ended);
             }
             let groups = serde_json::to_string(&identity.groups)?;

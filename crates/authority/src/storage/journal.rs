@@ -2,8 +2,8 @@
 //! The storage thread records the grant in the database soon afterwards. If the process is killed in between, the next
 //! process that opens the database records the grant.
 //!
-//! Like the records in the database, those in the journal do not wait for the disk: a power failure may lose the latest.
-//! The running server holds a lock on the file. A process that cannot get the lock leaves the file alone.
+//! The journal, like the database, does not wait for the disk: a power failure may lose the latest records. The running
+//! server holds a lock on the file. A process that cannot get the lock leaves the file alone.
 
 use super::{Database, Issuance, LeaseTerms, TokenHash, is_about_one};
 use crate::now;
@@ -20,8 +20,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use wire::{Destination, Flags, Handle};
 
-/// Length from which the file is emptied when all of its grants are recorded. Until then, a grant is appended to pages
-/// that the kernel has in memory, which is faster.
+/// Minimum length, in bytes, at which the file is emptied when all of its grants are recorded. A shorter file is kept,
+/// because appending to pages that the kernel has in memory is faster.
 const LONG: u64 = 256 << 10;
 /// Length of a record's head: the length of its text, and the beginning of the text's SHA-256.
 const HEAD: usize = 12;
@@ -99,7 +99,7 @@ impl Journal {
     /// States that all grants in the file are recorded. Empties the file if it is long.
     pub(super) fn note_recorded(&mut self) {
         if self.length < LONG && !self.is_broken {
-            // Without this mark, a restart looks for the grants in the database once more.
+            // If this mark cannot be written, the next start looks for the grants in the database once more.
             let _ = self.write(MARK);
         } else if self.file.set_len(0).is_ok() {
             (self.length, self.is_broken) = (0, false);
@@ -206,8 +206,8 @@ impl Database {
         }
     }
 
-    /// Locks the journal for a server that is in no cluster, and records its grants. Returns `None` for a
-    /// member of a cluster, and if another process has locked the journal.
+    /// Locks the journal for a server that is in no cluster, and records its grants. Returns `None` for a member of a
+    /// cluster, and if another process has locked the journal.
     pub(super) fn take_journal(&mut self) -> Result<Option<Journal>> {
         if self.is_member() {
             return Ok(None);

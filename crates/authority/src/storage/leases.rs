@@ -13,11 +13,11 @@ use engine::issuing::lease::{HandleKey, NUMBERS};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction};
 use wire::Handle;
 
-/// Length of the free range of numbers that a member of a cluster looks for, and how often it looks.
+/// Length of the free range of numbers that a member of a cluster looks for. The member tries at most [`DRAWS`] ranges.
 const FREE: u32 = NUMBERS / 256;
 const DRAWS: usize = 256;
 
-/// The table has one row.
+/// The table with the key of the grants' handles and the next number. It has one row.
 const SCHEMA: &str = "
 CREATE TABLE numbering (key BLOB NOT NULL, next INTEGER NOT NULL) STRICT;
 CREATE UNIQUE INDEX grants_by_number ON grants (number) WHERE number IS NOT NULL;
@@ -46,9 +46,9 @@ pub struct Announced {
     pub learned: Option<u64>,
 }
 
-/// Number of seconds, in SQL, after which each authority that renews grants has learned of an end that another process
-/// recorded. For an authority alone, 30 are enough. A member of a cluster that has lost the others may learn of it later:
-/// the cluster sets `late`.
+/// Number of seconds, in SQL, after which each authority that renews grants has learned of the end of a grant that
+/// another process recorded. For an authority in no cluster, 30 are enough. A member that has lost contact with the
+/// cluster may learn of the end later, so the cluster sets the value `late`.
 macro_rules! learned_within {
     () => {
         "coalesce((SELECT CAST(CAST(value AS TEXT) AS INTEGER) FROM shared WHERE name = 'late'), 30)"
@@ -56,7 +56,7 @@ macro_rules! learned_within {
 }
 pub(super) use learned_within;
 
-/// The columns of [`Announced`], after those that [`super::grants::GrantEntry`] has under these names.
+/// The columns for the fields `renewable` and `learned` of [`Announced`].
 pub(super) const RENEWABLE: &str = concat!("number, issued, lease, revoked + ", learned_within!());
 
 /// Creates the tables, with a new key.
@@ -139,7 +139,7 @@ impl Database {
                 break;
             }
         }
-        // Without a free range, single numbers are found by trying.
+        // If no range is free, single free numbers are found by trying.
         Ok(start)
     }
 

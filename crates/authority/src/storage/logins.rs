@@ -9,8 +9,8 @@ use rusqlite::{OptionalExtension, Transaction, params};
 use std::net::IpAddr;
 use zeroize::Zeroizing;
 
-/// Maximum number of concurrent sessions per person, with agents and at the console each. A new session ends the
-/// oldest.
+/// Maximum number of a person's concurrent sessions with agents, and of the person's concurrent sessions at the
+/// console. A new session ends the oldest session of its kind.
 const MOST_PER_PERSON: i64 = 32;
 
 /// The evidence for a login. Has no `Debug`, because it holds secrets.
@@ -218,7 +218,7 @@ fn check(transaction: &Transaction<'_>, person: &str, proof: &Proof, now: u64) -
                 holders::rename(transaction, &former, person)?;
                 let event = AuditEvent::new("renamed").person(&former);
                 event
-                    .detail(format!("the identity provider now names this person {person}"))
+                    .detail(format!("the identity provider changed this person's name to {person}"))
                     .write(transaction, now)?;
             }
             transaction.execute(

@@ -99,8 +99,8 @@ fn name_holders(transaction: &Transaction<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Converts to format 12, in which a grant can be renewed without another record. Earlier grants cannot be renewed:
-/// their agents request others.
+/// Converts to format 12, in which a grant can be renewed without another record. Earlier grants cannot be renewed, so
+/// agents request new grants.
 fn count_leases(transaction: &Transaction<'_>, found: i64) -> Result<()> {
     transaction.execute_batch(
         "ALTER TABLE grants ADD COLUMN number INTEGER;
@@ -117,8 +117,8 @@ fn count_leases(transaction: &Transaction<'_>, found: i64) -> Result<()> {
 }
 
 /// Converts to format 12, in which the session of a device that a person logged in at the console belongs to the login
-/// at the provider. Format 11 did not record this. The latest console session counts that has a refresh token and the
-/// same subject and session identifier.
+/// at the provider. Format 11 did not record this. The conversion assumes that the device was logged in from the latest
+/// console session that has a refresh token and the same subject and session identifier.
 fn link_devices(transaction: &Transaction<'_>) -> Result<()> {
     transaction.execute_batch(
         "ALTER TABLE provider_sessions ADD COLUMN login BLOB;

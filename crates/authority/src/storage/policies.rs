@@ -1,5 +1,5 @@
-//! Policies that are or were in force, as numbered versions. Also refused requests, which a draft of a policy can
-//! decide again.
+//! Policies that are or were in force, as numbered versions. This module also stores refused requests, which a draft of
+//! a policy can decide again.
 
 use super::{AuditEvent, Database, Operator, devices, receivers, revocation};
 use anyhow::{Context, Result, bail};
@@ -127,7 +127,8 @@ impl Database {
             put()?;
             Ok(version)
         })?;
-        // From here on, nobody records a grant by an earlier version. A server that starts revokes what is left.
+        // From here on, nobody records a grant that an earlier version allowed. If this process ends now, the next
+        // start of a server revokes the remaining grants.
         self.revoke_forbidden(rest, FORBIDDEN, now)?;
         Ok(version)
     }

@@ -1,7 +1,7 @@
 //! The identity of receivers. The policy knows a receiver by its name only, and a name can be given to another
-//! receiver. So this module counts the *generations* of each name about which somebody has asked. A name begins a new
-//! generation when a policy comes into force in which the name is missing, or has none of the addresses that it had
-//! before. A request, and the consent that answers it, belong to one generation.
+//! receiver. So this module counts the *generations* of each name for which somebody has requested access. A name
+//! begins a new generation when a policy comes into force in which the name is missing, or has none of the addresses
+//! that it had before. A request, and the consent that answers it, belong to one generation.
 
 use super::Database;
 use anyhow::Result;
@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use rusqlite::{Transaction, params};
 
 impl Database {
-    /// Returns the names of the receivers about which somebody has asked.
+    /// Returns the names of the receivers to which somebody has requested access.
     ///
     /// # Errors
     /// Fails if the database cannot be read.
@@ -19,8 +19,8 @@ impl Database {
     }
 }
 
-/// Begins new generations of the names that a policy gives to other receivers, or to none. `addresses` returns the
-/// addresses that a receiver of the policy has. `is_new` states that the policy comes into force now.
+/// Begins new generations of the names that a policy gives to other receivers or to no receiver. `addresses` returns
+/// the addresses that a receiver of the policy has. `is_new` states that the policy comes into force now.
 pub(super) fn follow(
     transaction: &Transaction<'_>,
     addresses: &dyn Fn(&str) -> Option<Vec<IpNet>>,
@@ -54,7 +54,8 @@ pub(super) fn follow(
     Ok(())
 }
 
-/// Returns the generation of a receiver about which somebody asks. `prefixes` are its addresses by the policy in force.
+/// Returns the generation of a receiver to which somebody requests access. `prefixes` are the receiver's addresses in
+/// the policy in force.
 pub(super) fn generation(transaction: &Transaction<'_>, receiver: &str, prefixes: &[IpNet]) -> Result<i64> {
     let begin =
         "INSERT OR IGNORE INTO access_receivers (receiver, generation, settled, prefixes) VALUES (?1, 1, 1, ?2)";

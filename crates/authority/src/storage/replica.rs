@@ -32,10 +32,10 @@ use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, 
 use std::time::{Duration, Instant};
 use wire::Handle;
 
-/// From format 14 on. `replica` has one row if the authority is a member of a cluster. It contains the last applied
-/// entry with its id, and the last entry that changed what decisions depend on. `applying` is 1 while entries of other
-/// members are applied: these entries already contain the effects of triggers. `shared` has the files and settings that
-/// all members share.
+/// The tables of a member, from format 14 on. `replica` has one row if the authority is a member of a cluster. It
+/// contains the last applied entry with its id, and the last entry that changed what decisions depend on. `applying` is
+/// 1 while entries of other members are applied: these entries already contain the effects of triggers. `shared` has
+/// the files and settings that all members share.
 ///
 /// `unannounced`, `untold` and `rechecks` contain what this authority has to announce to its own listeners. Triggers
 /// fill them, whichever member made the change. The counters in `recheck_marks` exist for the trigger.
@@ -106,19 +106,20 @@ CREATE TEMP TRIGGER ends_arrive AFTER INSERT ON main.session_slots WHEN NEW.told
 
 /// Number of seconds after which the turn of a member that was stopped ends.
 const LEASE: u32 = 2;
-/// Time after which a lease is kept alive before it is used again.
+/// Time since the last renewal of a lease after which the member renews the lease before it uses the lease again.
 const LEASE_RENEWED: Duration = Duration::from_millis(500);
 /// Maximum time for which a transaction waits for the turn.
 const WAIT: Duration = Duration::from_secs(4);
-/// Time after which a member that waits ends the same turn of another one. After an election in etcd, the lease of a
-/// member that was stopped lives for its whole length again, so its end alone would be too late.
+/// Time after which a waiting member ends the turn of another member, if that member has had the same turn all the
+/// time. After an election in etcd, the lease of a stopped member lives for its whole length again. To wait for the end
+/// of that lease would take too long.
 const STALE: Duration = Duration::from_millis(1500);
-/// Maximum time to wait for each answer of etcd to a request for the turn. Nobody knows whether etcd recorded a request
-/// that got no answer, but the next request finds it out. So the first waits are short: the server of etcd may be cut
-/// off, and another member that was cut off with it may have the turn for [`STALE`]. The later requests are made when etcd
-/// has probably elected another leader.
+/// Maximum time to wait for each answer of etcd to a request for the turn. If a request gets no answer, nobody knows
+/// whether etcd recorded it, but the next request finds out. The first waits are short, because the server of etcd may
+/// be cut off, and another member that was cut off with it may have the turn for [`STALE`]. When the member makes the
+/// later requests, etcd has probably elected another leader.
 const TURN_TIMES: [Duration; 3] = [Duration::from_millis(800), Duration::from_millis(900), Duration::from_millis(1500)];
-/// The shortest and the longest pause between two looks whether the turn is free.
+/// The shortest and the longest pause before a waiting member checks again whether the turn is free.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
 
 /// The changes in a member's database that this process did not make. Other members or other processes on this host
@@ -169,7 +170,7 @@ impl Changes {
     }
 }
 
-/// Reports whether the server keeps what changed in memory, or must announce it.
+/// Reports whether a change concerns data that the server keeps in memory or must announce.
 fn is_in_memory(block: &Block) -> bool {
     let sets = |column: &str| block.columns.iter().any(|name| name == column);
     match block.table.as_str() {
@@ -247,7 +248,7 @@ impl Replica {
         connection.execute_batch(ARRIVING)?;
         connection.set_prepared_statement_cache_capacity(256);
         // A power failure may take the latest transactions away, but never a part of one. The log has them, with their
-        // audit entries, and the row in `replica` goes back with them.
+        // audit entries, and the row in `replica` then also has its earlier state.
         connection.pragma_update(None, "synchronous", "NORMAL")?;
         let random: [u8; 8] = credentials::random()?;
         let holder = format!("{} {}", log.member(), hex::encode(random));
@@ -323,7 +324,7 @@ impl Replica {
         match self.log.append(turn, sealed, &next)? {
             Appended::Done => {
                 *has_turn = false;
-                // If this fails, the next transaction applies the entry like one of another member.
+                // If this fails, the next transaction applies the entry like an entry of another member.
                 transaction.commit().map_err(|error| Unavailable { why: error.to_string(), maybe_done: true })?;
                 self.seen = next.number;
             }
@@ -335,7 +336,8 @@ impl Replica {
                 )));
             }
             Appended::Unknown(why) => {
-                // To roll back is right in both cases: an entry in the log is applied like one of another member.
+                // The rollback is right in both cases: if the log has the entry, this member applies it like an entry
+                // of another member.
                 drop(transaction);
                 tracing::debug!("etcd did not answer whether it recorded an entry: {why}");
                 let is_recorded = self.log.settle(turn, &next);
@@ -411,7 +413,8 @@ impl Replica {
                     None => bail!(Unavailable::now(why)),
                 },
             };
-            // A request for the turn is a write for etcd, whoever has the turn. So the wait only reads.
+            // Each request for the turn is a write for etcd, even if another member has the turn. So this loop only
+            // reads.
             while let Some(revision) = held.filter(|_| Instant::now() < deadline) {
                 let (_, first) = *seen.insert(
                     seen.filter(|(before, _)| *before == revision).unwrap_or_else(|| (revision, Instant::now())),
@@ -433,7 +436,8 @@ impl Replica {
         }
     }
 
-    /// Returns a lease that was kept alive for [`LEASE`] seconds less than [`LEASE_RENEWED`] ago.
+    /// Returns a lease that lives for [`LEASE`] seconds after its last renewal. That renewal was less than
+    /// [`LEASE_RENEWED`] ago.
     fn lease(&mut self) -> Result<i64> {
         let begun = Instant::now();
         let usable = self.lease.filter(|(_, renewed)| renewed.elapsed() < Duration::from_secs(LEASE.into()));
@@ -447,7 +451,7 @@ impl Replica {
         Ok(lease)
     }
 
-    /// Applies the entries up to `head`, and notes the changes of those that this process does not know.
+    /// Applies the entries up to `head`, and notes the changes of the entries that this process does not know yet.
     fn follow(&mut self, connection: &mut Connection, head: &Head) -> Result<()> {
         let mut head = head.clone();
         loop {
@@ -459,12 +463,13 @@ impl Replica {
             if position.applied > head.number || position.applied == head.number && position.last != head.id {
                 bail!(Unavailable::now(format!(
                     "etcd's log ends with entry {}, but this member has entry {}: etcd was restored from an old backup. \
-                     docs/cluster.md says how to make a new cluster of the member that has the most; never join an \
-                     older state",
+                     docs/cluster.md says how to make a new cluster of the member that has the most entries; never \
+                     join an older state",
                     head.number, position.applied
                 )));
             }
-            // Entries that another process of this host has applied are read, too, for their changes.
+            // This process also reads entries that another process of this host has applied, because it needs their
+            // changes.
             let from = self.seen.min(position.applied) + 1;
             if from > head.number {
                 return Ok(());
@@ -486,7 +491,7 @@ impl Replica {
         }
     }
 
-    /// Takes the cluster's snapshot over, because etcd no longer has entry `missing`.
+    /// Takes over the cluster's snapshot, because etcd no longer has entry `missing`.
     fn take_snapshot(&mut self, connection: &mut Connection, position: &Position, missing: u64) -> Result<()> {
         let mut applied = position.applied;
         if missing > applied {

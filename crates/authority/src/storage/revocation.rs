@@ -17,7 +17,7 @@ pub(super) const REVOKED_AT_ONCE: u32 = 10_000;
 /// The condition in SQL for grants that were not revoked and whose session has not ended.
 pub(super) const HELD: &str = "revoked IS NULL AND ended IS NULL";
 
-/// From format 15 on: triggers that queue rechecks. The statement that fires the triggers resolves conflicts by an
+/// The triggers that queue rechecks, from format 15 on. The statement that fires the triggers resolves conflicts by an
 /// update, and SQLite then ignores an `OR IGNORE` in the triggers. The triggers therefore check themselves whether a
 /// recheck is already queued.
 pub(super) const RECHECKS: &str = "
@@ -88,10 +88,10 @@ pub(super) fn recheck_all(transaction: &Transaction<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Revokes the grants that the SQL text `condition` selects; its values begin with `?3`. Also revokes expired grants,
-/// because their flows may still be live. Queues unexpired grants for announcement. The announcement names only handles
-/// with which a token can still be made. So, if the first lease of a grant has expired, queues a recheck at the grant's
-/// verifier. Returns the number of revoked grants.
+/// Revokes the grants that the SQL text `condition` selects. The first placeholder in `condition` is `?3`. Also revokes
+/// expired grants, because their flows may still be live. Queues unexpired grants for announcement. The announcement
+/// names only handles with which a token can still be made. So, if the first lease of a grant has expired, queues a
+/// recheck at the grant's verifier. Returns the number of revoked grants.
 pub(super) fn mark(
     transaction: &Transaction<'_>,
     condition: &'static str,

@@ -17,12 +17,12 @@ const FULL: f64 = 100.0;
 const HOUR: u64 = 3600;
 /// Maximum number of points that one application takes off one person's score in an hour.
 const MOST_ABOUT_ONE: u32 = 60;
-/// How many applications of one verifier together reach the limit of the verifier.
+/// The limit of a verifier, as a multiple of the limit of one application.
 const SHARES_OF_VERIFIER: u32 = 4;
 /// A score with fewer missing points than this is forgotten.
 const FORGOTTEN: f64 = 0.5;
 
-/// The scores that are due, and all scores.
+/// Selects the scores that are due. [`EACH`] selects all scores.
 const DUE: &str = "SELECT person, missing, at, low FROM scores WHERE due <= ?1";
 const EACH: &str = "SELECT person, missing, at, low FROM scores WHERE ?1 > 0";
 
@@ -38,9 +38,9 @@ CREATE TABLE complaints (
 ) STRICT, WITHOUT ROWID;
 ";
 
-/// From format 13 on. `due` is the time at which a low score recovers to the bound, or at which a score that is not low
-/// is forgotten. The table `score_changes` has one row with two counters. The first counts how many times a score has
-/// become low or ceased to be low. The second is the value of the first at the last evaluation of the grants.
+/// Additions of format 13. `due` is the time at which a low score recovers to the bound, or at which a score that is
+/// not low is forgotten. The table `score_changes` has one row with two counters. The first counts how many times a
+/// score has become low or ceased to be low. The second is the value of the first at the last evaluation of the grants.
 pub(super) const CHANGES: &str = "
 ALTER TABLE scores ADD COLUMN due INTEGER NOT NULL DEFAULT 0;
 DROP INDEX low_scores;
@@ -61,19 +61,20 @@ pub struct ScoreTerms {
 }
 
 impl ScoreTerms {
-    /// Returns how many of the missing points are left after some time.
+    /// Returns how many points are still missing at `now`, if `missing` points were missing at `since`.
     fn left(&self, missing: f64, since: u64, now: u64) -> f64 {
         let lives = now.saturating_sub(since) as f64 / f64::from(self.half_life);
         missing * (-lives).exp2()
     }
 
-    /// Reports whether a score is below the bound. A score that is forgotten is not, so that a bound of 100 can be
-    /// reached again.
+    /// Reports whether a score is below the bound. A score with fewer than [`FORGOTTEN`] missing points is never low,
+    /// because otherwise nobody would reach a bound of 100 again.
     fn is_low(&self, missing: f64) -> bool {
         missing >= FORGOTTEN && FULL - missing < f64::from(self.low)
     }
 
-    /// Returns the time at which a score next changes by itself: a low one recovers to the bound, another is forgotten.
+    /// Returns the time at which a score next changes by itself: a low score then recovers to the bound, and any other
+    /// score is then forgotten.
     fn due(&self, Stored { missing, at, low }: &Stored) -> u64 {
         let to = if *low { (FULL - f64::from(self.low)).max(FORGOTTEN) } else { FORGOTTEN };
         let lives = (missing / to).log2().max(0.0);
@@ -91,7 +92,7 @@ pub struct NewComplaint {
     pub application: String,
     /// Handle of the grant that admitted the connection.
     pub handle: wire::Handle,
-    /// The person's conduct.
+    /// The conduct about which the application complains.
     pub about: &'static str,
     /// Number of points by which the complaint lowers the score.
     pub points: u32,
@@ -276,7 +277,7 @@ impl Database {
     }
 }
 
-/// Reads the columns `missing`, `at` and `low` behind a person's name.
+/// Reads the columns `missing`, `at` and `low`, which follow a person's name.
 fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<Stored> {
     Ok(Stored { missing: row.get(1)?, at: row.get::<_, i64>(2)?.cast_unsigned(), low: row.get(3)? })
 }
@@ -286,7 +287,7 @@ fn stored(transaction: &Transaction<'_>, person: &str) -> Result<Option<Stored>>
     Ok(statement.query_row([person], read).optional()?)
 }
 
-/// Stores a score. Without terms, it is not due before the terms change.
+/// Stores a score. Without terms, the score is not due until the terms change.
 fn store(transaction: &Transaction<'_>, person: &str, score: &Stored, terms: Option<ScoreTerms>) -> Result<()> {
     let due = terms.map_or(i64::MAX, |terms| i64::try_from(terms.due(score)).unwrap_or(i64::MAX));
     let Stored { missing, at, low } = score;
@@ -310,7 +311,7 @@ fn settle(transaction: &Transaction<'_>, person: &str, terms: Option<ScoreTerms>
         return forget(transaction, person);
     }
     store(transaction, person, &Stored { missing: stored.missing, at: stored.at, low }, terms)?;
-    // The time at which a score is due is rounded: it may still be what it was.
+    // The time at which a score is due is rounded. So `store` may have set a time that is not later than `now`.
     let later = "UPDATE scores SET due = ?2 WHERE person = ?1 AND due <= ?3";
     let now = now.cast_signed();
     transaction.prepare_cached(later)?.execute(params![person, now + 1, now])?;

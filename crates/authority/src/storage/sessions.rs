@@ -21,8 +21,8 @@ pub struct Session {
     /// Groups, except groups that the policy defines: those that the identity provider reports, or those of a service
     /// account.
     pub groups: Vec<String>,
-    /// The latest end of a browser's console session, in Unix seconds, which its use does not postpone; `None` for
-    /// other sessions. Console sessions get no grants.
+    /// The latest end of a browser's console session, in Unix seconds. Use of the session does not postpone this end.
+    /// `None` for other sessions. Console sessions get no grants.
     pub ends: Option<u64>,
     /// The holder that the handles of the session's grants contain. It is assigned when the session is recorded.
     /// Console sessions have the default holder.
@@ -146,7 +146,7 @@ impl Database {
         })
     }
 
-    /// Ends all sessions of a person except `but`, with their grants. Reports whether there were any.
+    /// Ends all sessions of a person except the session `but`, with their grants. Reports whether there were any.
     ///
     /// # Errors
     /// Fails if the database cannot be written.

@@ -5,14 +5,15 @@
 //! [`Storage::read_for`], [`Storage::add_grant`]): an account that fills its queue would delay everybody. Two rules
 //! take the place of such a lock. A grant is recorded only if the [`Basis`] that it was decided on has not ended. And
 //! tables in memory that repeat the database are changed only by the thread that writes, in the order of its writes.
-//! Work that ends a person's access has a queue of its own ([`Storage::revoke_for`]): the person can fill the other one.
+//! Work that ends a person's access has a queue of its own ([`Storage::revoke_for`]), because the person can fill their
+//! other queue.
 //!
 //! An authority that is in no cluster writes a grant to the journal ([`Storage::journal_grant`]) and gives it to the
 //! client; the thread records it soon afterwards. The client waits for one write to a file instead of a transaction.
 //!
 //! In a cluster, other members change the database, too. The server calls [`Storage::set_followed`] to state the last
-//! entry of the log that its memory reflects. A grant that was decided before a decisive entry is not recorded after
-//! it.
+//! entry of the log that its memory reflects. A *decisive* entry changes what decisions depend on. A grant that was
+//! decided before such an entry is not recorded after it.
 
 mod journaled;
 mod lines;
@@ -41,15 +42,16 @@ const FOLLOWS: Duration = Duration::from_secs(4);
 const SETTLES: Duration = Duration::from_secs(1);
 /// The name of the queue for the authority's own work.
 const OWN: &str = "";
-/// Number of counters of ended bases. People share them, and nobody can choose whose counter they share.
+/// Number of counters of ended bases. Several people share a counter, and nobody can choose with whom they share it.
 const COUNTERS: usize = 1024;
 
-/// Returns the name of a verifier's queue. No person has the same name, because names of persons contain no space.
+/// Returns the name of a verifier's queue. No person's queue has the same name, because names of persons contain no
+/// space.
 pub fn verifiers_line(verifier: &str) -> String {
     format!("verifier {verifier}")
 }
 
-/// Returns the name of the queue for work that ends a person's access. No person or verifier has the same queue.
+/// Returns the name of the queue for work that ends a person's access. No other queue has the same name.
 pub(crate) fn revocations_line(person: &str) -> String {
     format!("revocations {person}")
 }
@@ -63,12 +65,12 @@ pub struct Basis {
     followed: u64,
 }
 
-/// How many bases this process has ended.
+/// How many bases this process has ended so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Ended {
-    /// Those of all people.
+    /// How many times it has ended the basis of all people.
     of_all: u64,
-    /// Those of the person, and of others with the same counter.
+    /// How many times it has ended the basis of the person, or of somebody else with the same counter.
     of_person: u64,
 }
 
@@ -111,7 +113,8 @@ impl Waiting {
         (&self.grant, self.basis.followed)
     }
 
-    /// Tells the caller the result, after the thread has done what follows from it.
+    /// Tells the caller the result. Before that, calls `begin` with the result, unless the result is
+    /// [`Recorded::Outdated`].
     fn answer(self, recorded: Recorded) {
         if recorded != Recorded::Outdated {
             (self.begin)(recorded);
@@ -179,14 +182,14 @@ impl Storage {
         self.followed(applied).await
     }
 
-    /// Returns a [`Notify`] that is notified when a write has applied changes of others. [`Database::take_changes`]
-    /// then returns these changes.
+    /// Returns a [`Notify`] that is notified when a write has applied changes that this process did not make.
+    /// [`Database::take_changes`] then returns these changes.
     pub fn news(&self) -> Arc<Notify> {
         self.news.clone()
     }
 
-    /// Returns the basis for a decision that begins now, about a request of this person. The caller must call this method
-    /// before it reads anything on which the decision depends.
+    /// Returns the basis for a decision that begins now, about a request of this person. The caller must call this
+    /// method before it reads anything on which the decision depends.
     pub fn basis(&self, person: &str) -> Basis {
         let followed = *self.followed.borrow();
         Basis { ended: self.bases.ended(person), followed }
@@ -198,8 +201,8 @@ impl Storage {
         self.bases.of_all.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Ends the current basis of one person, as [`Self::end_basis`] does, for a change that concerns nobody else. People
-    /// can cause such changes, so these must not make the authority decide everybody's requests again.
+    /// Ends the current basis of one person, as [`Self::end_basis`] does, for a change that concerns nobody else.
+    /// People can cause such changes, so these must not make the authority decide everybody's requests again.
     pub fn end_basis_of(&self, person: &str) {
         self.bases.of(person).fetch_add(1, Ordering::SeqCst);
     }
@@ -223,11 +226,13 @@ impl Storage {
 
     /// Writes a grant to the journal. The caller may then give the grant to its client at once, and must call
     /// [`Self::wake`] afterwards. The thread records the grant before any work that is queued later; after a crash, the
-    /// next start does. Returns false if the grant must be recorded by [`Self::add_grant`] instead: if the thread is busy,
-    /// the grant's basis has ended, or too little is known of the session.
+    /// next start records it. Returns false if the grant must be recorded by [`Self::add_grant`] instead, for example
+    /// because the thread is busy, the grant's basis has ended, or the thread does not know whether the session has
+    /// room for the grant.
     ///
     /// The thread calls `begin` when it has recorded the grant, with [`Recorded::Renewable`], [`Recorded::Done`], or
-    /// [`Recorded::SessionEnded`]. In the last case, the grant is recorded as revoked, and `begin` must tell the verifier.
+    /// [`Recorded::SessionEnded`]. In the last case, the grant is recorded as revoked, and `begin` must tell the
+    /// verifier.
     pub fn journal_grant(&self, grant: Issuance, basis: Basis, begin: impl FnOnce(Recorded) + Send + 'static) -> bool {
         let person = grant.owner.person.clone();
         let still = || basis.ended == self.bases.ended(&person);
@@ -240,12 +245,13 @@ impl Storage {
         self.writer.lines.wake();
     }
 
-    /// Forgets what is known of sessions that are not in `live`.
+    /// Forgets how many grants can be recorded in the sessions that are not in `live`.
     pub fn keep_sessions(&self, live: &HashSet<TokenHash>) {
         self.writer.lines.keep_rooms(live);
     }
 
-    /// Waits until the grants that the journal has accepted are recorded, so that [`Database::open_to_read`] finds them.
+    /// Waits until the grants that the journal has accepted are recorded, so that [`Database::open_to_read`] finds
+    /// them.
     ///
     /// # Errors
     /// Fails with [`Unavailable`] if they cannot be recorded.
@@ -253,7 +259,7 @@ impl Storage {
         self.settle_some(None).await
     }
 
-    /// Waits until the grants of a session that the journal has accepted are recorded, so that they can be renewed.
+    /// Waits until all grants that the journal has accepted for a session are recorded, so that they can be renewed.
     ///
     /// # Errors
     /// Fails with [`Unavailable`] if they cannot be recorded.
@@ -297,8 +303,8 @@ impl Storage {
         self.writer.call(person, work).await
     }
 
-    /// Runs work that ends access of a person, in a queue of its own: the person can fill their own queue. See
-    /// [`Self::call`].
+    /// Runs work that ends access of a person. This work has a separate queue, because the person can fill their own
+    /// queue. See [`Self::call`].
     ///
     /// # Errors
     /// Fails if `work` failed, or the thread has ended.
@@ -412,7 +418,7 @@ impl Drop for Ends {
     }
 }
 
-/// Returns the grants whose basis has not ended, and refuses the others.
+/// Returns the grants whose basis has not ended. Tells the callers of the other grants that these are outdated.
 fn still_based(
     bases: &Bases,
     waiting: Vec<(Box<Waiting>, OwnedSemaphorePermit)>,
@@ -492,7 +498,7 @@ fn record_journaled(database: &mut Database, lines: &Lines, bases: &Bases, grant
     }
 }
 
-/// As long as this value exists, no work of the account is queued.
+/// Keeps new work of an account out of its queues until this value is dropped.
 #[cfg(test)]
 pub(crate) struct Held([Arc<tokio::sync::Semaphore>; 2]);
 
@@ -525,8 +531,8 @@ impl Storage {
     }
 }
 
-/// The error of a caller that needs the grants of the journal in the database. To such a caller, a grant that a client
-/// uses would look as if it did not exist.
+/// Returns the error for a caller that needs the grants of the journal in the database. To such a caller, a grant that
+/// a client uses would look as if it did not exist.
 fn unsettled() -> anyhow::Error {
     Unavailable { why: "the latest grants are not recorded yet".to_owned(), maybe_done: false }.into()
 }

@@ -1,4 +1,4 @@
-//! All webhooks: they learn of changes, and lost messages are logged and recorded in the audit trail.
+//! All webhooks. This module passes changes on to them, and records lost messages in the log and in the audit trail.
 
 use super::endpoint::{Endpoint, Lost, WebhookState};
 use super::message::{Message, Notice};
@@ -26,7 +26,7 @@ pub struct Webhooks {
 }
 
 impl Webhooks {
-    /// Reads the secrets and the CA certificates that the settings name. Contacts nobody.
+    /// Reads the secrets and the CA certificates that the settings name. Makes no connection.
     ///
     /// # Errors
     /// Fails if a file cannot be read, or a secret or certificate is malformed.
@@ -40,7 +40,7 @@ impl Webhooks {
         Ok(Self { endpoints, console, audit })
     }
 
-    /// Queues the messages about a change that was recorded. Waits for no program.
+    /// Queues the messages about a change that was recorded. Does not wait until they are delivered.
     pub async fn announce(&self, notice: &Notice) {
         let mut lost = Vec::new();
         for endpoint in &self.endpoints {
@@ -58,7 +58,7 @@ impl Webhooks {
     /// Delivers messages until the future is dropped.
     ///
     /// # Errors
-    /// Never fails. It returns a `Result` because all tasks of the server do.
+    /// Never fails. The method returns a `Result` because all tasks of the server do.
     pub async fn run(&self) -> Result<()> {
         join_all(self.endpoints.iter().map(|endpoint| self.run_one(endpoint))).await;
         std::future::pending().await
@@ -71,8 +71,8 @@ impl Webhooks {
         }
     }
 
-    /// Waits until no message waits for a webhook that works, but not long. Logs how many messages are lost because the
-    /// authority stops.
+    /// Waits a short time until all messages for webhooks that work are delivered. Logs how many messages are lost
+    /// because the authority stops.
     pub async fn finish(&self) {
         let begun = Instant::now();
         let is_busy = |state: &WebhookState| state.waiting > 0 && state.trouble.is_none();

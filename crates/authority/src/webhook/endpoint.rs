@@ -87,7 +87,7 @@ enum Step {
 }
 
 impl Endpoint {
-    /// Reads the secret and the CA certificates that the settings name. Contacts nobody.
+    /// Reads the secret and the CA certificates that the settings name. Makes no connection.
     ///
     /// # Errors
     /// Fails if a file cannot be read, or a secret or certificate is malformed.

@@ -127,7 +127,7 @@ impl Message {
     }
 }
 
-/// Draws the id of a message. It contains no point, which separates the parts of the signed text.
+/// Draws the id of a message. The id contains no dot, because dots separate the parts of the signed text.
 fn id() -> Result<String> {
     Ok(format!("msg_{}", hex::encode(credentials::random::<16>()?)))
 }

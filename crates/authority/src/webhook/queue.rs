@@ -1,5 +1,5 @@
-//! The messages of a webhook that wait to be delivered. A message that failed waits longer each time. Others do not
-//! wait for it.
+//! The messages of a webhook that wait to be delivered. After each failed attempt, a message waits longer for the next
+//! one. Other messages do not wait for this message.
 //!
 //! The queue is bounded. If it is full, the oldest message of the person with the most messages gives way. So people
 //! who make many requests displace their own messages first.

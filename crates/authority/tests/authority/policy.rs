@@ -214,5 +214,5 @@ async fn a_service_account_that_a_rule_names_is_somebody() {
     let policy = Policy::parse(&format!("{POLICY}{rule}"), 3600).unwrap();
     let unknown = admin::unknown_names(&stage.directory, &policy, &Networks::default()).unwrap();
     let persons: Vec<_> = unknown.iter().filter(|said| said.starts_with("no account")).collect();
-    assert_eq!(persons, ["no account nobody: `vouchsafe authority user add nobody`"]);
+    assert_eq!(persons, ["no account nobody: `vouchsafe authority user add nobody` adds it"]);
 }

@@ -86,8 +86,8 @@ impl Asker {
         });
     }
 
-    /// Sends a request by UDP, once. Returns the task that waits for the answer. The task goes on if the caller stops
-    /// waiting, and gives the line up if no answer comes. Returns `None` if there is no line, or if the request can't be
+    /// Sends a request by UDP, once. Returns the task that waits for the answer. The task continues if the caller stops
+    /// waiting, and drops the line if no answer comes. Returns `None` if there is no line, or if the request can't be
     /// sent by UDP; then gets a line in the background.
     fn ask_for_grant(&self, request: &GrantRequest) -> Option<JoinHandle<Option<[u8; REPLY_LEN]>>> {
         // A key in band follows the connection on which the client requested the grant.
@@ -115,8 +115,8 @@ impl Asker {
         }))
     }
 
-    /// Reads an answer by UDP. Returns `None` if the client has to send the request over HTTPS: no answer came, or the
-    /// authority refuses for a reason that does not hold there, or the answer over HTTPS says more.
+    /// Reads an answer by UDP. Returns `None` if the client has to send the request over HTTPS: if no answer came, if
+    /// the reason of a refusal applies only to UDP, or if an answer over HTTPS says more.
     fn read(&self, reply: Option<[u8; REPLY_LEN]>, request: &GrantRequest) -> Option<Result<(Grant, Way), Error>> {
         let reply = reply?;
         let (reason, text) = match GrantAnswer::decode(&reply)? {

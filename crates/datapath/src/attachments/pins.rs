@@ -146,7 +146,8 @@ impl Pins {
         }
     }
 
-    /// Returns the temporary name under which a replacement is pinned. No interface has a blank in its name.
+    /// Returns the temporary name under which a replacement is pinned. It contains a blank, so it is not the name of an
+    /// interface.
     fn next(name: &str) -> String {
         format!("{name} next")
     }

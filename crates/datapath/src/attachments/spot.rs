@@ -59,7 +59,8 @@ impl Spot {
         }
     }
 
-    /// Returns the name under which the attachment to an interface is pinned. No interface has a blank in its name.
+    /// Returns the name under which the attachment to an interface is pinned. In this name, a blank may follow the
+    /// interface's name, because no interface has a blank in its name.
     pub(crate) fn pin(self, interface: &str) -> String {
         match self {
             Self::Admission(_) | Self::Proving => interface.to_owned(),

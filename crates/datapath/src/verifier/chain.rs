@@ -1,6 +1,6 @@
-//! Chains of verifiers: the verifiers of several authorities decide about a packet one after the other. Each has programs
-//! and tables of its own. Only the first one is attached to interfaces, and each hands the packets that it refuses over to
-//! the next one, by a tail call.
+//! Chains of verifiers: the verifiers of several authorities decide about a packet one after the other. Each verifier
+//! has programs and tables of its own. Only the first verifier is attached to interfaces. Each verifier hands the
+//! packets that it refuses over to the next verifier, by a tail call.
 
 use super::{Verifier, admission};
 use crate::hook::Hook;
@@ -41,7 +41,8 @@ impl Verifier {
 }
 
 impl Link {
-    /// Makes the programs hand the packets that they refuse over to those of `next`. With `None`, they drop these packets.
+    /// Makes the programs hand the packets that they refuse over to the programs of `next`. With `None`, the programs
+    /// drop these packets.
     ///
     /// # Errors
     ///

@@ -191,7 +191,8 @@ impl World {
         assert!(done, "the receiver and the entry are there");
     }
 
-    /// Returns a receiver. A fifth of them are networks, the wider first; the others are hosts inside them.
+    /// Returns the receiver with this number. A fifth of all receivers are networks, which have the lowest numbers. The
+    /// other receivers are hosts inside these networks.
     fn receiver(&self, number: u64) -> Receiver {
         let wide = self.receivers / 5;
         let (network, host) = if number < wide { (number, None) } else { (number % wide, Some(number / wide)) };

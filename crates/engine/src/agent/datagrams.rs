@@ -28,7 +28,7 @@ pub fn note(flow: &mut Conversation, now: u32) {
 }
 
 /// Reports whether the datagram that [`note`] recorded last needs a token; if so, records that the datagram carries a
-/// token. A datagram needs a token if the interval since the flow's last token is over. In a flow without an answer,
+/// token. A datagram needs a token if the interval after the flow's last token has passed. In a flow without an answer,
 /// the first [`UDP_FIRST`] datagrams need a token, too, and so does every datagram whose number is a power of two. The
 /// flow then begins soon, even if its first datagrams were lost in a burst.
 pub fn needs_token(flow: &mut Conversation, now: u32) -> bool {
@@ -46,7 +46,8 @@ pub fn needs_token(flow: &mut Conversation, now: u32) -> bool {
 mod tests {
     use super::*;
 
-    /// Returns the numbers of the datagrams that carry tokens, of these many a second from `now` on.
+    /// Sends `datagrams` datagrams in the second `now`, and returns the numbers of those that carry tokens. The first
+    /// datagram has the number 1.
     fn tokens(flow: &mut Conversation, now: u32, datagrams: u32) -> Vec<u32> {
         let carries = |_: &u32| {
             note(flow, now);

@@ -19,7 +19,7 @@ const PAUSE_WAITING: Duration = Duration::from_secs(4);
 pub const PAUSE_IDLE: Duration = Duration::from_secs(30);
 
 /// The addresses and service of the latest grant for a receiver. The agent expects the next grant for this receiver to
-/// cover the same.
+/// cover the same addresses and service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Guess {
     pub prefix: IpNet,

@@ -13,10 +13,11 @@ use wire::{Carrier, Destination, Flags, Handle, Token, ls};
 const MARGIN: u64 = 3;
 /// The agent renews a short grant this many seconds before the grant ends.
 const RENEW_BEFORE: u64 = 30;
-/// Number of used nonces from which a pair is renewed. The remaining nonces last until the next pair arrives.
+/// Number of used nonces at which the agent renews a pair. The remaining nonces last until the next pair arrives.
 const SPENT_MOST: u32 = ls::SENDERS_NONCES / 4 * 3;
 
-/// Longest text of an authority's answer that is kept, in characters. A session can keep thousands of such texts.
+/// Maximum length of a text that the agent keeps from an authority's answer, in characters. A session can keep
+/// thousands of such texts.
 const TEXT_MAX: usize = 512;
 
 /// Reason why the agent can't make tokens from a grant that it received.
@@ -248,7 +249,7 @@ impl HeldGrant {
     }
 }
 
-/// Shortens a text from an authority's answer to the length that is kept.
+/// Shortens a text from an authority's answer to the length that the agent keeps.
 pub(super) fn shortened(text: &str) -> String {
     text.chars().take(TEXT_MAX).collect()
 }

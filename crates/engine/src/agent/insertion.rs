@@ -220,7 +220,8 @@ impl Inserter {
     }
 }
 
-/// Reports whether the packet can go into a shim. The kernel does not see behind a VLAN tag in the frame.
+/// Reports whether the packet can go into a shim. A packet with a VLAN tag in its frame can't, because the kernel does
+/// not see behind the tag.
 fn is_plain(packet: &Packet) -> bool {
     !packet.ipv6() && packet.network == ETHERNET_LEN && packet.transport == ETHERNET_LEN + IPV4_LEN
 }
@@ -247,8 +248,8 @@ fn has_block(frame: &[u8], packet: &Packet) -> bool {
     is_whole || payload.last_chunk::<BLOCK_LEN>().is_some_and(|block| block.starts_with(&MAGIC))
 }
 
-/// Reports whether the token has to be sent ahead. That is also so for an empty datagram: with a token appended, it
-/// would look like a datagram that carries only a token.
+/// Reports whether the agent has to send the token ahead of the packet. This applies also to an empty datagram, because
+/// with a token appended, it would look like a datagram that carries only a token.
 fn has_no_room(frame: &[u8], packet: &Packet, more: usize) -> bool {
     let udp_len = frame.get(packet.transport + 4..).and_then(|bytes| bytes.first_chunk().copied());
     packet.fragment != Fragment::Whole

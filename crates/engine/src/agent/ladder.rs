@@ -26,16 +26,16 @@ pub const WAIT_MIN: Duration = Duration::from_millis(250);
 const WAIT_MAX: Duration = Duration::from_secs(3);
 /// Time after which a connection is no longer watched.
 const GIVE_UP: Duration = Duration::from_secs(10);
-/// How often a connection is looked at whose first packet was sent by several rungs.
+/// Interval at which the agent looks for an answer to a first packet that it sent by several rungs.
 const LOOK: Duration = Duration::from_millis(20);
 /// One in this many connections begins with the best rung even if the best rung is bad, to find out whether this rung
 /// works again.
 pub const TRY_AGAIN: u32 = 50;
-/// Maximum number of connections of a subject that are watched at a time. Further connections have the rung that the
-/// memory names, and are not raced.
+/// Maximum number of connections of a subject that are watched at a time. Further connections begin with the rung that
+/// [`Ladder::first_rung`] returns, and the agent tries no other rung for them.
 const WATCHED_MAX: usize = 64;
 
-/// A way in which the first packet of a connection travels. The order is the order in which they are tried.
+/// A way in which the first packet of a connection travels. The agent tries the rungs in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rung {
     /// In the packet itself, by the carrier of the grant.
@@ -108,7 +108,7 @@ pub struct Path {
 }
 
 impl Path {
-    /// Returns the rungs of the path, in order. `tcp_in_udp`: whether [`Rung::TcpInUdp`] is among them.
+    /// Returns the rungs of the path, in order. `tcp_in_udp` says whether [`Rung::TcpInUdp`] may be among them.
     fn rungs(&self, tcp_in_udp: bool) -> impl Iterator<Item = Rung> + use<> {
         let has_tunnel = self.verifier.port() != 0;
         let is_there = move |rung: &Rung| match rung {
@@ -346,8 +346,8 @@ impl<C> Watch<C> {
     }
 }
 
-/// Counts the rungs that stayed silent on an answered connection as failed, once the latest of their packets has had
-/// its time. Returns whether that is done.
+/// Counts the rungs of an answered connection that got no answer as failed. Does so only when the waiting time for the
+/// latest of their packets is over. Returns whether it is over.
 fn settle<C>(now: Duration, watch: &Watch<C>, answers: &[(Side, Duration)], memory: &mut Memory) -> bool {
     let is_answered = |one: &&Try| answers.iter().any(|(side, _)| *side == one.rung.side());
     let mut silent = watch.tries.iter().filter(|one| !is_answered(one));

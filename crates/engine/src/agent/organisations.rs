@@ -25,8 +25,8 @@ impl Organisations {
         Self { limits: BTreeMap::new(), reserved }
     }
 
-    /// Limits an organisation to these networks. With `None`, forgets the organisation: it may then speak for no
-    /// address or, if it is the default organisation, for each address that no other organisation has.
+    /// Limits an organisation to these networks. With `None`, forgets the organisation. The default organisation may
+    /// then speak for each address that no other organisation has, and any other organisation for no address.
     pub fn set(&mut self, subject: Subject, networks: Option<Vec<IpNet>>) {
         match networks {
             Some(networks) => drop(self.limits.insert(subject, networks)),

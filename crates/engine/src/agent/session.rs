@@ -19,7 +19,7 @@ use std::time::Duration;
 use wire::map::{GrantEntry, GrantSlot};
 use wire::{Destination, Handle};
 
-/// Seconds after a denial by policy in which the agent does not ask the authority again.
+/// Number of seconds after a denial by policy during which the agent does not ask the authority again.
 const DENIAL: u64 = 10;
 /// Seconds for which packets to a destination outside the person's receivers go without identity.
 const FOREIGN: u64 = 60;
@@ -29,11 +29,12 @@ const OWN_RULE: u64 = 3600;
 const PLAIN_MAX: usize = 4096;
 /// Minimum time between two passes over all grants of the session, however often requests are repeated.
 const SWEEP_EVERY: Duration = Duration::from_millis(500);
-/// Minimum time between two corrections of the clock, because each rewrites every entry.
+/// Minimum time between two corrections of the clock. It is needed because each correction rewrites every kernel entry.
 const CLOCK_HOLDS: Duration = Duration::from_secs(5);
-/// Minimum time between two requests for the destinations.
+/// Minimum time between two requests for the list of receivers.
 const RELOAD_EVERY: Duration = Duration::from_secs(1);
-/// Minimum time between two requests caused by hints, so that an attacker who forges hints can't cause a flood.
+/// Minimum time between two hints that cause a request for the list of receivers, so that an attacker who forges hints
+/// can't cause a flood.
 const HINT_EVERY: Duration = Duration::from_secs(60);
 /// Time between two checks whether an idle grant that is about to end is in use again.
 const IDLE_LOOK: Duration = Duration::from_secs(5);
@@ -65,8 +66,8 @@ pub(super) struct Session {
     plain: BTreeMap<Destination, (u64, Why)>,
     fetches: Fetches,
     queue: Queue,
-    /// Destinations of incomplete packets. The agent has not yet requested grants for them, because too many requests
-    /// are open.
+    /// Destinations of packets that arrived incomplete, so that they are not in the queue. The agent has not yet
+    /// requested grants for these destinations, because too many requests are open.
     wanted: BTreeSet<Destination>,
     /// Whether queued packets may have destinations that no open request covers.
     unrequested: bool,
@@ -209,7 +210,7 @@ impl Session {
         }
     }
 
-    /// Lets packets to this destination go without identity until `until`, those that are queued included.
+    /// Lets packets to this destination, including queued packets, go without identity until the time `until`.
     fn go_plain(&mut self, place: Destination, until: u64, why: Why, outputs: &mut Outputs) {
         while self.plain.len() >= PLAIN_MAX {
             if let Some((place, _)) = self.plain.pop_first() {
@@ -588,7 +589,7 @@ impl Session {
     }
 }
 
-/// Returns the request for a destination's grant; whether the person has consented is set when it is sent.
+/// Returns the request for a destination's grant. The field `consented` gets its value when the request is sent.
 fn request_for(to: Destination) -> GrantRequest {
     GrantRequest { to, consented: false }
 }

@@ -16,17 +16,18 @@ pub struct Subject {
 
 impl Subject {
     /// Returns the subject of a user id in the user's default organisation. The kernel uses the highest user id to mean
-    /// "no change", so this id has no subject of its own: it shares the subject of the next lower id.
+    /// "no change", so this user id has no subject of its own, but shares the subject of the next lower user id.
     pub const fn of_user(uid: u32) -> Self {
         Self { number: uid.saturating_add(1), organisation: 0 }
     }
 
-    /// Returns the subject of the same user in the organisation with this number. The default organisation's is 0.
+    /// Returns the subject of the same user in the organisation with this number. The default organisation has the
+    /// number 0.
     pub const fn in_organisation(self, organisation: u16) -> Self {
         Self { number: self.number, organisation }
     }
 
-    /// Returns the number of the organisation among those of the user.
+    /// Returns the organisation's number, which is unique among the organisations of the user.
     pub const fn organisation(self) -> u16 {
         self.organisation
     }

@@ -1,6 +1,6 @@
-//! The DNS messages that discovery needs: the queries for a domain's record and for the servers of an authority, their
-//! answers, and records that name servers add to answers to other queries. An attacker can control everything that this
-//! module reads.
+//! The DNS messages that discovery needs: queries for a domain's record and for the servers of an authority, and the
+//! answers to these queries. This module also finds records that name servers add to answers to other queries. An
+//! attacker can control everything that this module reads.
 
 use super::domain::{Domain, LABEL};
 use super::record::Record;
@@ -191,8 +191,8 @@ fn the_record<'a>(entries: impl Iterator<Item = &'a Entry>) -> Result<Option<(Re
     Ok(found)
 }
 
-/// Returns the servers that these records list. A record whose target is no host name lists none: a target `.` states
-/// that the name has no authority (RFC 2782).
+/// Returns the servers that these records list. A record whose target is not a host name lists no server. The target
+/// `.` states that the name has no authority (RFC 2782).
 fn the_servers(entries: &[&Entry]) -> Result<Option<(Vec<Server>, u32)>, String> {
     let records = entries.iter().filter_map(|entry| match &entry.data {
         RData::SRV(server) if entry.dns_class == DNSClass::IN => Some((server, entry.ttl)),

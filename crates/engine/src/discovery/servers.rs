@@ -1,6 +1,6 @@
 //! The servers of an authority, as SRV records list them (RFC 2782, wire.md §7.3). An attacker can forge these records.
 //! They only say where a client connects: the authority proves by its certificate that it has the name for which the
-//! client looked the records up.
+//! client looked up the records.
 
 use super::domain::Domain;
 use super::record::AuthorityUrl;
@@ -32,9 +32,10 @@ impl Server {
 }
 
 /// Puts servers into the order in which a client tries them, and returns at most [`SERVERS_MAX`] of them. Among servers
-/// of the same priority, the probability that a server is the first is its share of their weights, and likewise for
-/// those that follow. `draw` returns a random number for each server. If it always returns the same number for the same
-/// server, the order stays the same, so that a process comes back to the server at which it began.
+/// of the same priority, the probability that a server comes first is its share of their weights. The next servers are
+/// drawn from the rest in the same way. `draw` returns a random number for each server. If `draw` always returns the
+/// same number for the same server, the order stays the same. A process then comes back to the server at which it
+/// began.
 pub fn in_order(servers: Vec<Server>, draw: impl Fn(&Server) -> u64) -> Vec<Server> {
     let ranked = servers.into_iter().map(|server| {
         let drawn = draw(&server);

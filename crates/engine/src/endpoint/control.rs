@@ -1,4 +1,5 @@
-//! Control packets (wire.md §8.15.2): messages of one tunnel endpoint to another, under a segment of a tenant's packets.
+//! Control packets (wire.md §8.15.2): messages of one tunnel endpoint to another, under a segment of a tenant's
+//! packets.
 
 use super::{Action, ETHERNET_LEN, Endpoint, Wanted, payload, payload_of, read};
 use std::net::{IpAddr, Ipv6Addr};
@@ -47,8 +48,9 @@ impl Endpoint {
     }
 }
 
-/// Sends a control packet with this message, with the header of a segment, from one endpoint to the other. `wanted`
-/// describes the packets for which the segment is.
+/// Returns the action that sends a control packet with this message from one endpoint to the other. `header` is the
+/// header of the segment under which the packet travels. `wanted` describes the tenant's packets for which the segment
+/// was issued.
 pub(super) fn send_control(
     header: Encapsulation<'_>,
     (from, to): (IpAddr, IpAddr),
@@ -63,8 +65,8 @@ pub(super) fn send_control(
     Some(Action::Send { from, to, hops: hops.to_vec(), datagram })
 }
 
-/// Builds the inner packet of a control packet (wire.md §8.15.2): addresses, protocol and ports of the tenant's packets,
-/// then the message.
+/// Builds the inner packet of a control packet (wire.md §8.15.2): addresses, protocol and ports of the tenant's
+/// packets, then the message.
 fn packet(wanted: &Wanted, message: &[u8]) -> Option<Vec<u8>> {
     let Wanted { sender, receiver, protocol, ports: (source, destination), .. } = *wanted;
     let ports = [source.to_be_bytes(), destination.to_be_bytes()];

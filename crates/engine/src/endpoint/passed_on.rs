@@ -10,10 +10,10 @@ use wire::answers::MESSAGE_KIND;
 use wire::map::{Consent, SegmentEntry, SegmentKey, segment_state};
 use wire::{Ends, Epoch, Inner, ProofKey, SegmentFlags};
 
-/// Maximum number of segments of one tenant, and of all tenants, that were passed on and have not expired. The
-/// senders to a tenant can make the endpoint hold such segments. If there is no room, the endpoint requests the segment
-/// itself when the tenant answers, as it does if nothing was passed on. The table of segments has four times as much
-/// room.
+/// Maximum number of segments of one tenant, and of all tenants, that were passed on and have not expired. The limits
+/// are needed because senders to a tenant can make the endpoint hold such segments. If there is no room, the endpoint
+/// itself requests the segment when the tenant answers, as it does if nothing was passed on. The table of segments has
+/// four times as much room.
 const MOST_OF_TENANT: usize = 1024;
 const MOST: usize = 16_384;
 
@@ -33,7 +33,8 @@ pub(super) struct PassedOn {
     epoch_length: u32,
     /// For each interface, the keys of the segments with their expiry.
     held: BTreeMap<u32, HashMap<SegmentKey, u32>>,
-    /// When expired segments were last removed. A sender can make the endpoint look for them with each packet.
+    /// Time at which expired segments were last removed, in Unix seconds. The endpoint looks for expired segments once
+    /// a second at most, because a sender could otherwise cause this with each packet.
     swept: u32,
     count: u64,
 }
@@ -77,8 +78,8 @@ impl Endpoint {
         self.passed_on.count
     }
 
-    /// Handles a message that passes on the segment for the answers to a control packet. `answer` is an example of these
-    /// answers, and `bytes` contains the segment.
+    /// Handles a message that passes on the segment for the answers to a control packet. `answer` is an example of
+    /// these answers, and `bytes` contains the segment.
     pub(super) fn take(
         &mut self,
         interface: u32,
@@ -110,8 +111,8 @@ impl Endpoint {
         Some(actions)
     }
 
-    /// Reads a segment for answers from a control packet. Returns `None` unless the authority issued the segment for the
-    /// answers to exactly those packets under whose segment it came.
+    /// Reads a segment for answers from a control packet. Returns `None` unless the authority issued it for answers to
+    /// exactly the packets for which it issued the segment of the control packet.
     pub(super) fn read_back(
         &self,
         interface: u32,

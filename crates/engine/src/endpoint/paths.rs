@@ -1,5 +1,5 @@
-//! Several paths to one endpoint (wire.md §8.16). This endpoint finds out by probes whether the path in use works. If it
-//! does not, the endpoint requests segments for another path. Later it tries the paths that it has left.
+//! Several paths to one endpoint (wire.md §8.16). This endpoint finds out by probes whether the path in use works. If
+//! it does not, the endpoint requests segments for another path. Later it tries again the paths that it has left.
 
 use super::control::send_control;
 use super::passed_on::Back;
@@ -13,27 +13,30 @@ use wire::inner::Ports;
 use wire::map::{Consent, SegmentEntry, SegmentKey, segment_state};
 use wire::{Inner, SegmentFlags};
 
-/// Number of calls of [`Endpoint::probe`] from an answer to the next probe.
+/// Number of calls of [`Endpoint::probe`] between an answer and the next probe.
 const PAUSE: u8 = 3;
 /// Number of unanswered probes after which a path counts as dead.
 const MISSED_MAX: u16 = 3;
-/// Number of unanswered probes after which a path counts as dead if the other endpoint has never answered one. Endpoints
-/// of earlier releases answer no probes.
+/// Number of unanswered probes after which a path counts as dead if the other endpoint has never answered one.
+/// Endpoints of earlier releases answer no probes.
 const MISSED_WITHOUT_ANSWER: u16 = 12;
-/// How often that number doubles while no path works: if the other endpoint has ever answered, and if it has not.
+/// Maximum number of times that [`MISSED_WITHOUT_ANSWER`] doubles while no path works: first if the other endpoint has
+/// ever answered a probe, then if it has not.
 const DOUBLINGS: (u8, u8) = (3, 6);
 /// Number of answers after which a path that was left counts as working, and maximum number of probes until then.
 const TRIAL: (u8, u8) = (3, 5);
-/// Shortest and longest time from leaving a path to trying it again, in seconds. It doubles with each trial.
+/// Shortest and longest time from leaving a path to trying it again, in seconds. The time doubles with each trial.
 const TRY_AFTER: (u32, u32) = (10, 3600);
-/// Shortest and longest time that an endpoint stays on a path that has worked, in seconds. It doubles with each change
-/// within [`STABLE`]. A congested path loses probes.
+/// Minimum time for which an endpoint stays on a path that has worked, in seconds: its first and its highest value. The
+/// value doubles with each change within [`STABLE`]. The minimum is needed because a congested path loses probes
+/// although it works.
 const STAY: (u32, u32) = (2, 32);
-/// After this time on a path in seconds, earlier changes no longer count.
+/// Time on one path, in seconds, after which earlier changes no longer count.
 const STABLE: u32 = 600;
-/// Time for which the endpoint remembers which path it has chosen, in seconds, if nobody sends.
+/// Time for which the endpoint remembers the path that it has chosen if nobody sends, in seconds.
 const REMEMBERED: u32 = 3600;
-/// Maximum number of endpoints for which there are several paths. For others, the first path is used.
+/// Maximum number of other endpoints to which this endpoint uses several paths. To further endpoints, it uses the first
+/// path only.
 const MOST: usize = 4096;
 /// Maximum number of segments to one endpoint that are candidates for probes.
 const CANDIDATES: usize = 16;
@@ -104,7 +107,7 @@ pub(super) struct Paths {
     ways: BTreeMap<IpAddr, Way>,
     /// For each segment for answers, the expiry of the segment whose answers it is for.
     consented: HashMap<SegmentKey, u32>,
-    /// For each tenant's interface, a second, and the number of requests in it that other endpoints caused.
+    /// For each tenant's interface, a second, and the number of requests that other endpoints caused in this second.
     caused: BTreeMap<u32, (u32, u32)>,
     changes: u64,
 }
@@ -165,8 +168,8 @@ impl Way {
         self.trial.take_if(|trial| !is_kept(&trial.key));
     }
 
-    /// Returns the segment for the next probe: the one under which the other endpoint answers, while it is in use, or
-    /// else the candidates in turn.
+    /// Returns the segment for the next probe. If the segment under which the other endpoint answers is in use, returns
+    /// this segment, otherwise the candidates in turn.
     fn choose(&mut self, usable: impl Fn(&SegmentKey) -> Option<SegmentEntry>) -> Option<(SegmentKey, SegmentEntry)> {
         let is_on_path = |key: &SegmentKey| self.segments.get(key) == Some(&self.number);
         if let Some(key) = self.under.filter(|_| self.is_known)
@@ -230,7 +233,7 @@ impl Way {
         self.left = self.segments.iter().filter(|(_, of)| **of != number).map(|(key, _)| *key).collect();
     }
 
-    /// Returns the number of the path to try, if it is time to do so: a path that comes before the one in use.
+    /// Returns the number of a path that comes before the path in use, if it is time to try such a path.
     fn next_trial(&mut self, now: u32) -> Option<u8> {
         let is_time = self.number > 0 && self.is_known && self.answered && self.trial.is_none() && now >= self.try_at;
         if !is_time {
@@ -245,7 +248,7 @@ impl Way {
 }
 
 impl Endpoint {
-    /// Returns the paths to those endpoints for which the authority knows several.
+    /// Returns the paths to each endpoint for which the authority knows several paths.
     pub const fn ways(&self) -> &BTreeMap<IpAddr, Way> {
         &self.paths.ways
     }
@@ -262,8 +265,8 @@ impl Endpoint {
         self.paths.ways.get(&to)?.segments.get(key).copied()
     }
 
-    /// Records how many other paths lead to the endpoint `to`. Returns the number of the path in use, if a segment for
-    /// the path `taken` is of no use.
+    /// Records how many other paths lead to the endpoint `to`. `taken` is the path of a segment that has arrived. If
+    /// another path is in use, returns its number, because the segment is then of no use.
     pub(super) fn learn(&mut self, to: IpAddr, taken: u8, others: u8) -> Option<u8> {
         let ways = &mut self.paths.ways;
         if others == 0 || self.addresses.contains(&to) {
@@ -394,7 +397,7 @@ impl Endpoint {
         actions
     }
 
-    /// Requests segments for the path in use, in place of those that take another path and are in use.
+    /// Requests segments for the path in use. They replace segments that are in use but take another path.
     fn move_segments(
         &mut self,
         way: &mut Way,
@@ -449,8 +452,8 @@ impl Endpoint {
         Vec::new()
     }
 
-    /// Answers a probe. If the endpoint has no segment for answers to the segment under which the probe came, also
-    /// requests one: the other endpoint has changed the path, or gets no answers yet.
+    /// Answers a probe. Also requests a segment for answers if the endpoint has none for the segment under which the
+    /// probe came. This happens if the other endpoint has changed the path, or gets no answers yet.
     pub(super) fn answer_probe(
         &mut self,
         interface: u32,
@@ -555,8 +558,8 @@ fn example(key: &SegmentKey) -> Inner {
     })
 }
 
-/// Sends a probe with this number under the segment of an entry. If `answers` contains a segment for answers, the answer
-/// to the probe takes that one.
+/// Returns the action that sends a probe with this number under the segment of an entry. If `answers` contains a
+/// segment for answers, the answer to the probe travels under this segment.
 pub(super) fn probe_under(key: &SegmentKey, entry: &SegmentEntry, number: u64, answers: &[u8]) -> Option<Action> {
     message_under(key, entry, PROBE, &[&number.to_be_bytes(), answers].concat())
 }

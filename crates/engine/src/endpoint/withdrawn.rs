@@ -22,8 +22,8 @@ impl Endpoint {
         self.withdrawn.sweep(now);
     }
 
-    /// Reports whether a tenant must not send with this entry of the table of segments: because the entry's segment is
-    /// void, or because the segment for the receiver's answers would be void.
+    /// Reports whether a tenant must not send with this entry of the table of segments. This is the case if the entry's
+    /// segment is void, or if the segment for the receiver's answers would be void.
     pub fn is_void(&self, key: &SegmentKey, entry: &SegmentEntry) -> bool {
         if entry.state() != segment_state::GIVEN {
             return false;

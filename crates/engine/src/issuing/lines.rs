@@ -10,8 +10,8 @@ use wire::ReplayWindow;
 use wire::ask::{AnyQuestion, LineKey, LineNumber, envelope};
 use wire::grant::mask;
 
-/// Time for which a line's holder counts as being at the address from which the holder got the line, in microseconds: an
-/// hour. Somebody else may have the address afterwards.
+/// Time for which a line's holder counts as being at the address from which the holder got the line, in microseconds:
+/// an hour. Somebody else may have the address afterwards.
 const AT_OPENER: u64 = 3600 * 1_000_000;
 /// Number of requests that a line may make in a burst, and the microseconds until it may make one more.
 const OF_LINE: (u64, u64) = (4096, 1000);
@@ -157,7 +157,7 @@ impl<H: Copy + Ord> Lines<H> {
     }
 }
 
-/// Charges a source for a request if its rate allows another request. Returns whether it does.
+/// Counts a request against the rate of its source, if the rate allows the request. Returns whether the rate allows it.
 fn paced(sources: &mut BTreeMap<IpAddr, Pace>, source: IpAddr, now: u64) -> bool {
     if sources.len() >= MOST_SOURCES && !sources.contains_key(&source) {
         sources.retain(|_, pace| pace.0 > now);

@@ -26,8 +26,8 @@ impl From<Given> for Issued {
 
 impl Given {
     /// Encodes this segment for answers in the form in which it is passed on (wire.md §8.15.1). `key` is the key of the
-    /// last verifier on the path of the segment that is answered, for the epoch that this segment states. Returns `None`
-    /// if the cryptographic library fails.
+    /// last verifier on the path of the segment that is answered, for the epoch that this segment states. Returns
+    /// `None` if the cryptographic library fails.
     pub fn passed_on(&self, key: &ProofKey) -> Option<Vec<u8>> {
         let (option, hops) = (self.option(), octets(&self.hops));
         let tag = tag(key, self.vni, &self.ends, &option, &hops)?;

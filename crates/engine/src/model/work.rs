@@ -1,4 +1,4 @@
-//! Counts the steps of look-ups, for tests of what a packet costs.
+//! Counts the steps of look-ups, for tests of the cost of a packet.
 
 #[cfg(test)]
 thread_local! {

@@ -25,18 +25,21 @@ use wire::{Carrier, Handle, ls};
 /// Maximum number of connections and of keys that the controller keeps for all ports of all switches together.
 const CONNECTIONS_MAX: usize = 4096;
 const DEVICES_MAX: usize = 4096;
-/// Maximum number of connections and of keys for one port. Beyond it, the oldest of the same port gives way, so that a
-/// device that invents neighbours takes room from its own port only.
+/// Maximum number of connections and of keys for one port. If there are more, the controller forgets the oldest
+/// connection or key of the same port. So a device that invents neighbours takes room from its own port only.
 const CONNECTIONS_OF_PORT_MAX: usize = 64;
 const DEVICES_OF_PORT_MAX: usize = 64;
-/// Seconds for which a SYN that is sent again goes without the option (wire.md §5.4.1).
+/// Number of seconds after a SYN with the support option during which a SYN that is sent again gets no option (wire.md
+/// §5.4.1).
 const AGAIN: u32 = 60;
 /// Time during which a connection accepts transfers, after its opening or after its last accepted transfer, in seconds.
 const CONNECTION_LIFE: u16 = 3600;
-/// Seconds after which the controller forgets a key that was not replaced. A transfer doesn't say when its pair ends.
+/// Number of seconds after which the controller forgets a key that was not replaced. The controller needs this limit
+/// because a transfer doesn't say when its pair ends.
 const KEY_LIFE: u32 = 24 * 3600;
 /// Maximum number of bytes that the client may have sent on a connection, since its opening or its last accepted
-/// transfer, for a further transfer to be accepted. The second limit is that of the authority's bytes.
+/// transfer, for a further transfer to be accepted. The second constant is the same maximum for the bytes that the
+/// authority may have sent.
 const CLIENT_SENT_MAX: u32 = 1 << 22;
 const AUTHORITY_SENT_MAX: u32 = 1 << 26;
 /// Number of refused packets after which the switch sends no further packets of protocol 4 up for this client and
@@ -57,7 +60,7 @@ pub struct Realm {
     pub networks: Vec<IpNet>,
 }
 
-/// A device behind a switch. A packet with the same addresses from another port is another device's.
+/// A device behind a switch. A packet with the same addresses from another switch port belongs to another device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Device {
     origin: Origin,

@@ -32,13 +32,13 @@ const PRIORITY_FLOW: u16 = 2000;
 /// flow.
 const PRIORITY_SYN: u16 = 3000;
 
-/// Seconds without a packet after which a flow's rules expire; the next packet installs them again.
+/// Seconds without a packet after which a flow's rules expire. The next packet makes the controller install them again.
 const IDLE: u16 = 60;
 /// Seconds after which a rule for a UDP flow expires, so that the switch sends the next datagram up, which then gets a
 /// token (wire.md §4.1).
 const DATAGRAMS: u16 = 15;
-/// Seconds after which the rule expires that was installed with a flow's first datagram. It is short because the token
-/// in that datagram may have been lost.
+/// Seconds after which the rule for a flow's first datagram expires. The time is short because the token in this
+/// datagram may have been lost.
 const DATAGRAMS_FIRST: u16 = 2;
 
 const ONLY_SYN: Masked = Masked { value: tcp_flags::SYN as u16, mask: (tcp_flags::SYN | tcp_flags::ACK) as u16 };

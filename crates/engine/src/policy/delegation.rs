@@ -58,7 +58,7 @@ impl FromStr for RequestId {
     fn from_str(text: &str) -> Result<Self, String> {
         let is_number = text.len() == 8 && text.chars().all(|digit| digit.is_ascii_hexdigit());
         let number = u32::from_str_radix(text, 16).ok().filter(|_| is_number).and_then(NonZeroU32::new);
-        let fault = || format!("`{}` is not the number of a request: 8 hex digits", text.escape_debug());
+        let fault = || format!("`{}` is not the number of a request: write 8 hex digits", text.escape_debug());
         number.map(Self).ok_or_else(fault)
     }
 }
@@ -126,8 +126,8 @@ impl FromIterator<(String, Consent)> for Consents {
     }
 }
 
-/// The person who asks for access, as far as a decision about the request depends on them; or the holder of a consent
-/// for which nobody asks.
+/// The person who asks for access, or the holder of a consent for which nobody asked. Contains the data on which a
+/// decision depends.
 #[derive(Clone, Copy, Debug)]
 pub struct Applicant<'a> {
     /// The person, with the groups that they have now, and the tags that any of their devices has now.
@@ -135,7 +135,8 @@ pub struct Applicant<'a> {
     /// Names of the delegations that covered the person when they asked. `None` if this is not known, because an
     /// earlier version recorded the request.
     pub delegations: Option<&'a [String]>,
-    /// Whether nobody asked. If so, an address in `who` counts, because each use of the consent checks the address.
+    /// Whether nobody asked. If so, any address in `who` of the delegation counts, because each use of the consent
+    /// checks the address.
     pub is_unasked: bool,
 }
 
@@ -286,8 +287,8 @@ impl Policy {
         about.map(|delegation| delegation.name.clone()).collect()
     }
 
-    /// Returns the delegations by which `decider` may decide about a request for a receiver, before the services are
-    /// known: those that covered the person who asked.
+    /// Returns the delegations by which `decider` may decide about a request for a receiver, whatever its services are.
+    /// If it is known which delegations covered the person when they asked, returns only these.
     pub fn delegations_for<'p>(
         &'p self,
         decider: Decider<'p>,
@@ -314,8 +315,9 @@ impl Policy {
         self.delegations_for(decider, applicant, receiver).filter(able).max_by_key(|delegation| delegation.lifetime_max)
     }
 
-    /// Returns the delegation on which a consent to these services of a receiver rests, for `lifetime` seconds. Every
-    /// consent comes from here: a delegate's and an operator's, with and without a request.
+    /// Returns the delegation that permits a consent to these services of a receiver for `lifetime` seconds. The
+    /// authority calls this function for every consent, whether a delegate or an operator gives it, and whether or not
+    /// somebody asked.
     ///
     /// # Errors
     ///
@@ -356,9 +358,9 @@ impl Policy {
         found.map(|receiver| (receiver, service))
     }
 
-    /// Reports whether a delegation still covers the person who asked. A decision is about the person, so a tag of any of
-    /// their devices counts, and an address counts as it was at the request. Each use of the consent checks the tags and
-    /// the address of the device.
+    /// Reports whether a delegation still covers the person who asked. A decision is about the person, so a tag of any
+    /// of their devices counts, and an address counts as it was at the request. Each use of the consent checks the tags
+    /// and the address of the device.
     fn still_covers(&self, delegation: &Delegation, applicant: Applicant<'_>) -> bool {
         let has_now = |who: &Who| self.is_among(&applicant.subject, std::slice::from_ref(who));
         let is_known = applicant.is_unasked || applicant.delegations.is_some();
@@ -369,8 +371,8 @@ impl Policy {
         })
     }
 
-    /// Returns the delegation on which a consent rests, its receiver and the time at which it ends; `None` if the
-    /// consent does not count for the subject at this time.
+    /// Returns the delegation on which a consent rests, the consent's receiver, and the time at which the consent ends.
+    /// Returns `None` if the consent does not count for the subject at this time.
     fn effect(
         &self,
         consent: &Consent,
@@ -435,8 +437,9 @@ impl Policy {
         })
     }
 
-    /// Returns the receivers that a subject can reach at this time because of consents: one entry for each prefix of a
-    /// receiver, with the services that the consents, the delegation and the receiver have in common.
+    /// Returns the receivers that a subject can reach at this time because of consents. There is one entry for each
+    /// prefix of a receiver. It contains the services that the consents, the delegation and the receiver have in
+    /// common.
     pub fn consented(&self, subject: &Subject<'_>, consents: &Consents, now: u64) -> Vec<model::Receiver> {
         let mut all: BTreeMap<&str, (&Receiver, Vec<Service>)> = BTreeMap::new();
         for consent in self.consents_about(subject, consents) {

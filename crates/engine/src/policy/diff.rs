@@ -20,9 +20,9 @@ use people::People;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Maximum number of evaluated questions, which then take some seconds.
+/// Maximum number of questions that a comparison evaluates. This many questions take some seconds.
 const MOST_QUESTIONS: usize = 20_000_000;
-/// Maximum number of names in the result, which then take some 100 MB.
+/// Maximum number of names in the result. This many names take some 100 MB.
 const MOST_NAMES: usize = 1_000_000;
 
 /// A change for some subjects, at some destinations.

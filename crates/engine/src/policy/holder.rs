@@ -65,7 +65,7 @@ impl FromStr for Holder {
 }
 
 fn fault(text: &str) -> String {
-    format!("`{}` is nobody to whom access can be given: write NAME, group:NAME or tag:NAME", text.escape_debug())
+    format!("access can't be given to `{}`: write NAME, group:NAME or tag:NAME", text.escape_debug())
 }
 
 #[cfg(test)]

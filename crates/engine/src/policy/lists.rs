@@ -1,12 +1,12 @@
-//! Lists: entries about who may reach which addresses, in numbers that do not fit into a policy file. The entries come
-//! from the caller. The policy states for each list within which limits its entries count: the receivers, the people,
-//! the services, and the terms of the grants.
+//! Lists: entries about who may reach which addresses, too many for a policy file. The entries come from the caller.
+//! The policy states for each list within which limits its entries count: the receivers, the people, the services, and
+//! the terms of the grants.
 //!
 //! A list counts only where no rule matches. So an entry never overrides a rule that denies, and never changes the
-//! terms of a rule that allows. Among the entries of a list that match, the one with the highest priority decides. If
-//! several have this priority, the latest of them decides. If these are equally old and one of them denies, it decides.
-//! If several lists concern a request, each list first decides by its own priorities. If one of these decisions denies,
-//! the request is denied.
+//! terms of a rule that allows. Among the entries of a list that match, the one with the highest priority decides.
+//! Among entries of equal priority, the latest entry decides. If several entries are equally recent and one of them
+//! denies, the entry that denies decides. If several lists concern a request, each list first decides by its own
+//! priorities. If one of these decisions denies, the request is denied.
 
 use super::rulebook::{self, Packed, Rulebook, Ruling, Sender};
 use super::spans::Spans;
@@ -126,7 +126,7 @@ pub const fn sender(number: u32) -> Option<Sender> {
 
 impl Names {
     /// Adds a name with its number. The name is in the notation of entries, such as `person:alice`, `group:staff` or
-    /// `tag:laptops`. The caller must not give a number to two names.
+    /// `tag:laptops`. The caller must not give the same number to two names.
     pub fn insert(&self, sender: Sender, name: &str) {
         let mut numbers = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(group) = name.strip_prefix("group:")
@@ -297,7 +297,7 @@ impl Lists {
         self.0.values_mut().for_each(|list| list.names = names.clone());
     }
 
-    /// Keeps the lists for whose name `keep` returns true.
+    /// Removes the lists for whose names `keep` returns false.
     pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
         self.0.retain(|name, _| keep(name));
     }
@@ -317,7 +317,8 @@ impl Lists {
         self.0.is_empty()
     }
 
-    /// Reports whether an entry ends after `since`, and by `now`. Entries that were removed count as well.
+    /// Reports whether an entry ends later than `since`, but no later than `now`. Entries that were removed count as
+    /// well.
     pub fn any_ends(&self, since: u64, now: u64) -> bool {
         self.0.values().any(|list| list.ends.times.iter().any(|end| since < *end && *end <= now))
     }
@@ -412,8 +413,8 @@ impl Policy {
         allowing
     }
 
-    /// Returns the permit for a grant by a list, for a request about which no rule decides. The grant covers one service
-    /// of one address. It ends with the entry, and before a rule about the subject begins to apply.
+    /// Returns the permit for a grant by a list, for a request about which no rule decides. The grant covers one
+    /// service of one address. It ends with the entry, and before a rule about the subject begins to apply.
     fn permit_listed<'p>(
         &'p self,
         request: &Request<'_>,

@@ -150,7 +150,7 @@ impl Networks {
     }
 
     /// Returns the prefixes whose addresses are behind these endpoints, each with its place. A prefix with `None` is an
-    /// exception: it lies inside one of the other prefixes, but its addresses are behind an endpoint that is not in
+    /// exception. It lies inside one of the other prefixes, but its addresses are behind an endpoint that is not in
     /// `endpoints`.
     pub fn places_behind(&self, endpoints: &BTreeSet<IpAddr>) -> Vec<(Vni, IpNet, Option<&Located>)> {
         let mut found = Vec::new();
@@ -333,7 +333,7 @@ struct Way {
     hops: Option<Vec<Ipv6Addr>>,
 }
 
-/// Returns the way of a path, then those of its alternatives.
+/// Returns the way of a path, followed by the ways of its alternatives.
 fn read_ways(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Vec<Way> {
     let is_fixed = fields.yes(reader, "fixed");
     let way_out = "write each alternative as [[paths.alternatives]] below its path, with `verifiers` of its own, and \

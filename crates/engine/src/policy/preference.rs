@@ -98,8 +98,8 @@ impl Preferences {
         }
     }
 
-    /// Returns the scope that a grant for `to` is allowed to have. This is `scope`, unless a preference forbids grants
-    /// for a destination in it. In this case, it is only the protocol and port of `to` at the address of `to`.
+    /// Returns the scope that a grant for `to` is allowed to have. The result is `scope` if no preference forbids
+    /// grants for a destination in `scope`. Otherwise the result covers only the protocol, port and address of `to`.
     pub fn narrowed(&self, scope: Scope, to: &Destination) -> Scope {
         if self.0.iter().any(|one| one.choice != Choice::Allow && touches(&one.target, &scope)) {
             return Scope { prefix: IpNet::from(to.address), service: Some((to.protocol, to.port)) };

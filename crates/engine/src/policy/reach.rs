@@ -6,9 +6,10 @@ use std::collections::BTreeSet;
 
 impl Policy {
     /// Returns the receivers that the subject is allowed to reach at least in part at this time, in the order of the
-    /// policy file. The result can contain a receiver to which the subject may send nothing, in two cases. A list about
-    /// the subject concerns the receiver, but none of its entries allows anything: the result does not depend on
-    /// entries. Or several deny rules exclude the whole receiver together, but none of them does so alone.
+    /// policy file. The result can contain a receiver to which the subject may send nothing, in two cases. In the first
+    /// case, a list about the subject concerns the receiver, but no entry of the list allows anything. The function
+    /// does not look at entries. In the second case, several deny rules together exclude the whole receiver, but no
+    /// single rule excludes it.
     pub fn destinations(&self, subject: &Subject<'_>, now: u64) -> Vec<&Receiver> {
         let about: Vec<_> =
             self.rules.iter().map(|rule| self.is_about(rule, subject) && rule.when.covers(now)).collect();
@@ -36,8 +37,8 @@ impl Policy {
         (0..self.receivers.len()).filter(reachable).map(|index| &self.receivers[index]).collect()
     }
 
-    /// Returns the treatment that a subject's packets to a receiver need until a grant states more: the treatment of
-    /// the strongest rule that allows the subject anything there at this time.
+    /// Returns the treatment that a subject's packets to a receiver need until a grant states more. It is the treatment
+    /// of the strongest rule that allows the subject anything there at this time.
     pub fn demanded(&self, receiver: &Receiver, subject: &Subject<'_>, now: u64) -> Treatment {
         let near = receiver.prefixes.iter().flat_map(|prefix| self.index.overlapping(prefix));
         let near = near.filter(|other| self.receivers[*other].spans.overlaps(&receiver.spans));

@@ -27,7 +27,7 @@ use std::num::NonZeroU16;
 use wire::Destination;
 use wire::grant::mask;
 
-/// Number of steps of a decision after the first.
+/// Number of steps of a decision that follow the first step.
 const LATER_STEPS: usize = 3;
 
 /// The sender whom an entry concerns: everyone, a subject (person, group or device tag), or an address or network.

@@ -47,7 +47,7 @@ impl Spans {
         false
     }
 
-    /// Returns the numbers that both have.
+    /// Returns the numbers that are in a range of `self` and in a range of `other`.
     pub(super) fn common(&self, other: &Self) -> Self {
         let (mut one, mut two) = (self.0.iter().peekable(), other.0.iter().peekable());
         let mut both = Vec::new();

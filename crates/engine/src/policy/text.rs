@@ -59,8 +59,8 @@ const TERMS_KEYS: &[&str] = &[
     "forward_secrecy",
     "rekey",
 ];
-/// Maximum number of receivers that words with `*` name in all rules together, and the same for delegations and lists:
-/// a short text must not become a policy that fills the memory.
+/// Maximum number of receivers that words with `*` name in all rules together. All delegations together, and all lists
+/// together, have the same limit. It is needed because a short text must not become a policy that fills the memory.
 const MOST_BY_BEGINNING: usize = 1_000_000;
 const PROTOCOLS: &[(&str, u8)] = &[
     ("icmp", 1),
@@ -137,7 +137,7 @@ pub(super) fn protocol_name(protocol: u8) -> Option<&'static str> {
 }
 
 /// Reports whether this is a valid name of a person, group, receiver or verifier: 1 to 64 ASCII letters, digits, `.`,
-/// `_`, `@`, `+` or `-`, of which the first is a letter or digit.
+/// `_`, `@`, `+` or `-`. The first character has to be a letter or digit.
 pub fn name_is_valid(name: &str) -> bool {
     let letter = |c: char| c.is_ascii_alphanumeric() || "._@+-".contains(c);
     name.len() <= 64 && name.chars().all(letter) && name.starts_with(|c: char| c.is_ascii_alphanumeric())
@@ -211,7 +211,8 @@ fn read_receivers(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut P
     verifier_spans
 }
 
-/// Checks that each destination has only one verifier; otherwise the key for its grants would be ambiguous.
+/// Checks that each destination has only one verifier. With several, it would be unclear which verifier's key is the
+/// key for a grant.
 fn check_overlaps(reader: &mut Reader<'_>, receivers: &[&Receiver], verifier_spans: &[&std::ops::Range<usize>]) {
     let index = Index::new(receivers.iter().copied());
     let mut reported = BTreeSet::new();
@@ -487,7 +488,8 @@ fn subject(reader: &mut Reader<'_>, word: &Spanned<&str>, policy: &Policy) -> Op
 }
 
 /// Returns the receivers that a word of `to` names, each with the place of the word: one receiver or, if the word ends
-/// with `*`, all whose names begin so. `room` is the number of receivers that words with `*` can still name.
+/// with `*`, all receivers whose names begin with the text before it. `room` is the number of receivers that words with
+/// `*` can still name.
 fn receivers(
     reader: &mut Reader<'_>,
     word: &Spanned<&str>,
@@ -504,7 +506,7 @@ fn receivers(
         reader.fault(word.span(), format!("no receiver's name begins with `{}`", begin.escape_debug()));
     }
     if found.len() > *room {
-        let way_out = "make receivers with several addresses, and name those";
+        let way_out = "define receivers with several addresses each, and name these receivers";
         let why = format!("words with `*` name more than {MOST_BY_BEGINNING} receivers altogether");
         reader.fault(word.span(), format!("{why}: {way_out}"));
         found.clear();

@@ -11,8 +11,8 @@ const EVERY_DAY: u8 = 0x7f;
 pub(super) const DAY: u16 = 24 * 60;
 /// Seconds of a little more than a year. Every clock that changes twice a year changes within this time.
 const YEAR: u64 = 400 * 86_400;
-/// Maximum number of changes of single windows that are examined to find a change of the whole. If none of them changes
-/// the whole, the time of the last change is returned, and the caller looks again from there.
+/// Maximum number of changes of single windows that [`When::next_change`] examines. If the rule begins or ceases to
+/// hold at none of them, the function returns the time of the last one, and the caller looks again from there.
 const STEPS: usize = 256;
 
 /// The times at which a rule holds: those in at least one of the windows, or all times if there are no windows.
@@ -181,7 +181,7 @@ pub fn instant(text: &str) -> Option<u64> {
     text.parse::<Timestamp>().ok().and_then(|at| u64::try_from(at.as_second()).ok())
 }
 
-/// Parses a day, a local time, or a time with its offset. A day stands for its beginning. The flag states whether the
+/// Parses a day, a local time, or a time with its offset. A day stands for its beginning. The `bool` says whether the
 /// text is a day.
 pub(super) fn date(text: &str, zone: &TimeZone) -> Option<(Timestamp, bool)> {
     if let Ok(at) = text.parse::<Timestamp>() {

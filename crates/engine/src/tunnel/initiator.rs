@@ -14,8 +14,8 @@ use wire::{Destination, GrantHeader, GrantKey};
 
 /// Milliseconds that an initiator waits after a refusal before it tries again.
 const REFUSED: Millis = 10_000;
-/// Minimum interval, in milliseconds, between handshakes that messages of type `unknown` begin or hasten, and the silence
-/// of the tunnel that such a handshake requires.
+/// Minimum interval, in milliseconds, between handshakes that messages of type `unknown` begin or hasten. Such a
+/// message also has no effect if a record has arrived within this time.
 const UNKNOWN: Millis = 1_000;
 
 /// Parameters for the handshakes of a tunnel.
@@ -85,8 +85,8 @@ impl Initiator {
         }
     }
 
-    /// Sets new terms, for example with a newer grant. The next handshake uses them. If the age at which phases are re-keyed is
-    /// lower than before, it also applies to the tunnel that is open.
+    /// Sets new terms, for example with a newer grant. The next handshake uses them. If the age at which phases are
+    /// re-keyed is lower than before, this age also applies to the tunnel that is open.
     pub fn renew(&mut self, terms: Terms, now: Millis) {
         if let Some(link) = self.link.as_mut().filter(|link| terms.rekey_after < link.rekey_after()) {
             link.set_rekey_after(terms.rekey_after, now);
@@ -288,8 +288,8 @@ impl Initiator {
         Ok(opened.brought)
     }
 
-    /// Handles an unauthenticated claim that the other end doesn't know the tunnel: it may begin a new handshake, or
-    /// repeat the initiation of one, and has no other effect (wire.md §9.12).
+    /// Handles an unauthenticated claim that the other end doesn't know the tunnel (wire.md §9.12). The claim can cause
+    /// a new handshake, or the repetition of an initiation, and has no other effect.
     fn unknown(&mut self, unknown: &Unknown, (now, wall): (Millis, u32), chance: &mut dyn Chance) {
         let is_ours = self.link.as_ref().is_some_and(|link| {
             link.may_have_sealed(unknown.index, unknown.counter) && now.saturating_sub(link.last_received) >= UNKNOWN

@@ -32,7 +32,8 @@ pub(super) struct Link {
     latest: Phase,
     /// This end's index and share for the latest phase; `None` in phase 1.
     own: Option<(Index, Share)>,
-    /// When this end learned the age at which phases are re-keyed, unless it has known the age from the beginning.
+    /// Time at which this end learned the age at which phases are re-keyed; 0 if it has known this age from the
+    /// beginning.
     age_since: Millis,
     previous: Option<Box<(Phase, Millis)>>,
     next: Option<Box<Next>>,
@@ -347,7 +348,7 @@ impl Link {
         Some(())
     }
 
-    /// Switches to the next phase, which the other end can open.
+    /// Switches to the next phase. The other end can already open the records of this phase.
     fn adopt(&mut self, now: Millis) {
         let Some(next) = self.next.take() else { return };
         let Next { mine, secret, phase: Some(phase), .. } = *next else { return };

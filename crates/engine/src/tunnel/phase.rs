@@ -87,8 +87,8 @@ impl Phase {
         Ok((body, is_highest))
     }
 
-    /// Reports whether the next phase should begin: at least `units` units were sealed in this phase, or the number of
-    /// records that failed to open has reached half of its limit.
+    /// Reports whether the next phase should begin. This is the case if at least `units` units were sealed in this
+    /// phase, or if the number of records that failed to open has reached half of its limit.
     pub fn is_worn(&self, units: u64) -> bool {
         self.sealed >= units || self.failed >= FAILED_MAX / 2
     }

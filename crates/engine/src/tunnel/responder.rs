@@ -213,8 +213,8 @@ impl Responder {
         Ok((id, received))
     }
 
-    /// Does what [`Self::receive`] does with a datagram that is not an initiation ([`Message::begins_tunnel`]). This
-    /// needs none of the verifier's tables.
+    /// Processes a datagram that is not an initiation ([`Message::begins_tunnel`]) as [`Self::receive`] does. Needs
+    /// none of the verifier's tables.
     ///
     /// # Errors
     ///

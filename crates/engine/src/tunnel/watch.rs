@@ -1,13 +1,14 @@
 //! An initiator's watch over the path to its responder (wire.md §9.10.3). The watch is needed because the network can
-//! route packets to another responder at any time, which does not know the tunnel. An initiator that only waits for
-//! packets would not notice this.
+//! at any time route packets to another responder, which does not know the tunnel. An initiator that only waits for
+//! packets would not notice the change.
 
 use super::Millis;
 use super::link::Link;
 
 /// Shortest and longest pause between pings without an answer.
 const PAUSE: (Millis, Millis) = (1_000, 8_000);
-/// Silence after which a new handshake begins, although nobody said that the tunnel is unknown.
+/// Time without a record after which a new handshake begins, even if no responder has said that it does not know the
+/// tunnel.
 const SILENCE: Millis = 5_000;
 
 /// Decides when the initiator of a tunnel pings the responder.

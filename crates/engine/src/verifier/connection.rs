@@ -128,7 +128,7 @@ impl<'a> Segment<'a> {
     }
 }
 
-/// Sets the client's position; 0 stands for an unknown number, so it is replaced by 1.
+/// Sets the client's position. A position of 0 is stored as 1, because 0 stands for an unknown position.
 fn move_to(flow: &mut Flow, end: u32) {
     flow.next = if end == 0 { 1 } else { end };
 }
@@ -137,7 +137,7 @@ fn is_near(sequence: u32, next: u32) -> bool {
     sequence.wrapping_sub(next).wrapping_add(NEAR) < 2 * NEAR
 }
 
-/// Reports whether one sequence number comes before the other.
+/// Reports whether the sequence number `one` comes before `other`.
 fn is_behind(one: u32, other: u32) -> bool {
     other.wrapping_sub(one) as i32 > 0
 }

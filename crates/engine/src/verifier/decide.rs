@@ -161,7 +161,8 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         Ok(Outcome::Token)
     }
 
-    /// Requires that the authority of these tables may admit the packet (wire.md §6.13). Its destination is protected.
+    /// Requires that the authority of these tables may admit the packet (wire.md §6.13). The caller has found that the
+    /// packet's destination is protected.
     fn own(&mut self, services: &Services, packet: &Packet) -> Result<(), DropReason> {
         if services.is_foreign(packet.protocol, packet.destination_port) {
             self.note("organisation", false, || "only another organisation may admit packets to this service".into());
@@ -194,8 +195,8 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         Err(DropReason::NoToken)
     }
 
-    /// Reports whether the packet answers an echo request that the inside of a gateway sent: its identifier takes the
-    /// place of a port (§6.9.1).
+    /// Reports whether the packet answers an echo request that the inside of a gateway sent. The identifier of the echo
+    /// takes the place of a port (§6.9.1).
     fn answers_echo(&mut self, frame: &[u8], packet: &Packet, mut key: FlowKey) -> bool {
         if self.tables.config().max_outbound == 0 || !packet.icmp_echo_reply() {
             return false;
@@ -337,10 +338,11 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         }
     }
 
-    /// Decides about a TCP packet without a token that belongs to no admitted flow. It passes if everybody may send to
-    /// its destination (wire.md §6.12). A SYN passes only if no flow has its addresses and ports: otherwise its
-    /// sender's connection would bear the name of the flow's person. A fragment header hides the port from the rules
-    /// that lead connections to a gateway's relay. No stranger needs any IPv6 extension header.
+    /// Decides about a TCP packet that has no token and belongs to no admitted flow. The packet passes if everybody may
+    /// send to its destination (wire.md §6.12), with two exceptions. A SYN is dropped if a flow has the same addresses
+    /// and ports, because the sender's connection would bear the name of the flow's person. A packet with an IPv6
+    /// extension header is dropped, because a fragment header would hide the port from the rules that lead connections
+    /// to a gateway's relay. Strangers need no extension header.
     fn stranger(&mut self, packet: &Packet, key: &FlowKey, reason: DropReason) -> Result<Outcome, DropReason> {
         if !self.is_optional(key) {
             return Err(reason);
@@ -382,8 +384,8 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         covers
     }
 
-    /// Returns the live flow of a packet from outside: admitted, not idle for too long and, for UDP, with a recent
-    /// enough token.
+    /// Returns the flow of a packet from outside, if the flow is live. A live flow is admitted, has not been idle for
+    /// too long and, if it is UDP, has a recent enough token.
     fn live_flow(&mut self, key: &FlowKey) -> Option<Flow> {
         let Some(flow) = self.tables.flow(key) else {
             self.note("flow", false, || "the flow is not admitted".into());
@@ -400,7 +402,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             };
             let silent = now.saturating_sub(flow.seen);
             let end = if live { "" } else { ", which is too long" };
-            format!("{by}; idle for {silent} s of {limit} s{end}")
+            format!("{by}; idle for {silent} s (the limit is {limit} s){end}")
         });
         if !live {
             return None;

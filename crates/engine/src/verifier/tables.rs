@@ -76,8 +76,8 @@ pub trait Tables {
     /// Reports whether a TCP service is an optional receiver, which everybody may reach (wire.md §6.12). A decision
     /// calls this method only if the verifier's settings say that there are optional receivers.
     fn is_optional(&self, address: IpAddr, port: u16) -> bool;
-    /// Reports whether the verifier's clock has jumped in such a way that the verifier possibly no longer knows which
-    /// tokens made at `time` were used, or which grants that end at `time` were revoked.
+    /// Reports whether a jump of the verifier's clock possibly made the verifier forget which tokens made at `time`
+    /// were used, or which grants that end at `time` were revoked.
     fn has_forgotten(&self, time: u32) -> bool;
     /// Returns the verifier key of an epoch.
     fn key(&self, epoch: Epoch) -> Option<VerifierKey>;

@@ -32,7 +32,7 @@ impl Claim {
 }
 
 impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
-    /// Performs the checks of a token up to revocation, in the order of wire.md §6.4.
+    /// Checks a token in the order of wire.md §6.4, up to and including the check for revocation.
     pub(super) fn token(&mut self, bytes: &[u8; TOKEN_LEN], packet: &Packet) -> Result<Claim, DropReason> {
         let now = self.now;
         let decoded = Token::decode(bytes, packet.ipv6());
@@ -52,7 +52,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         self.note("epoch", key.is_some(), || match current.from_wire(header.epoch) {
             Some(epoch) if key.is_some() => format!("epoch {}; the current one is {}", epoch.0, current.0),
             Some(epoch) => format!("this verifier has no key of epoch {}", epoch.0),
-            None => format!("low bits {}, which match no epoch near {}", header.epoch, current.0),
+            None => format!("the low bits of its epoch are {}, which match no epoch near {}", header.epoch, current.0),
         });
         let key = key.ok_or(DropReason::UnknownEpoch)?;
         self.expiry("grant", header.expires)?;
@@ -64,7 +64,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         let time = token.time;
         self.require("clock", time.abs_diff(now) <= CLOCK_SKEW_MAX, DropReason::ClockSkew, || {
             let age = i64::from(now) - i64::from(time);
-            format!("the token was made {age} s ago; at most {CLOCK_SKEW_MAX} s of difference are accepted")
+            format!("the token was made {age} s ago; the maximum difference is {CLOCK_SKEW_MAX} s")
         })?;
         self.remembered(time, DropReason::ClockSkew, "used")?;
         let (Some(source), Some(address)) = (packet.source, packet.destination) else {
@@ -87,7 +87,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         Ok(claim)
     }
 
-    /// Performs the checks of a token of the scheme of LS up to revocation, in the order of wire.md §6.4.1.
+    /// Checks a token of the scheme of LS in the order of wire.md §6.4.1, up to and including the check for revocation.
     pub(super) fn ls_token(&mut self, token: &LsToken) -> Result<Claim, DropReason> {
         let speaks = self.tables.config().speaks(ls::SUITE);
         self.require("suite", speaks, DropReason::UnknownSuite, || {
@@ -221,7 +221,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         let taken = used.tokens as i32;
         self.require("token limit", within(taken, most), DropReason::FlowLimit, || {
             let most = u64::from(most) * u64::from(TOKENS_PER_FLOW);
-            format!("the grant has used {taken} of {most} tokens in these {TOKEN_WINDOW} s")
+            format!("the grant has used {taken} of {most} tokens in this window of {TOKEN_WINDOW} s")
         })?;
         if opens {
             self.may_open(claim, &used, &key)?;
@@ -270,8 +270,9 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         Ok(())
     }
 
-    /// Returns the account's resource use if its limits allow one more token and, if the token opens a flow, one more
-    /// flow and, if the token's grant has no entry yet, one more grant in use. Returns `None` if there is no holder.
+    /// Returns the resource use of the holder's account, or `None` if there is no holder. Checks that the account's
+    /// limits allow one more token. If `opens` is true, also checks that they allow one more flow. If `is_new` is true,
+    /// also checks that they allow one more grant in use.
     fn account(&mut self, holder: Holder, opens: bool, is_new: bool) -> Result<Option<AccountUse>, DropReason> {
         if holder.0 == 0 {
             return Ok(None);
@@ -290,7 +291,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         let taken = used.tokens as i32;
         self.require("account's tokens", within(taken, most), DropReason::FlowLimit, || {
             let most = u64::from(most) * u64::from(TOKENS_PER_FLOW);
-            format!("account {number} has used {taken} of {most} tokens in these {TOKEN_WINDOW} s")
+            format!("account {number} has used {taken} of {most} tokens in this window of {TOKEN_WINDOW} s")
         })?;
         if opens {
             let flows = used.flows as i32;

@@ -7,8 +7,8 @@ use rcgen::{
 use std::net::IpAddr;
 use std::path::Path;
 
-/// Writes into `folder` a CA, the members' certificate, which is valid for `addresses`, and a client's certificate, each
-/// with its key.
+/// Writes into `folder` a CA, the members' certificate, which is valid for `addresses`, and a client's certificate,
+/// each with its key.
 pub fn write(folder: &Path, addresses: &[IpAddr]) -> Result<()> {
     let mut ca_params = CertificateParams::default();
     ca_params.distinguished_name.push(DnType::CommonName, "stage CA");

@@ -28,7 +28,7 @@ pub fn compare(
         found.push(Found::new(format!("path to {endpoint}"), has_path(*endpoint, verifier, said)));
     }
     if !endpoints.iter().any(|endpoint| said.endpoints.contains(endpoint)) {
-        // The authority then says nothing of the places behind these addresses.
+        // In this case, the authority has listed no places behind these addresses.
         return found;
     }
     let mut used = BTreeSet::new();
@@ -88,8 +88,8 @@ fn has_path(endpoint: IpAddr, verifier: &str, said: &EndpointPlaces) -> Result<(
     ))
 }
 
-/// Checks that the authority places one address of a tenant here, behind the tenant's interface, and that its account
-/// may request the segments.
+/// Checks that the authority places one address of a tenant here, behind the tenant's interface. Also checks that the
+/// service account of the tenant may request segments for this address.
 fn has_place(
     tenant: &TenantSettings,
     endpoints: &[IpAddr],

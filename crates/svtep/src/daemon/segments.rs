@@ -16,8 +16,7 @@ use wire::map::{SegmentEntry, SegmentKey, UnsentHeader, segment_state};
 
 /// Position of the network's number (VNI) in a Geneve header.
 const VNI_AT: std::ops::Range<usize> = 4..7;
-/// HTTP statuses that say nothing about consent: too many requests, and faults of the authority (this status and
-/// above).
+/// HTTP statuses that say nothing about consent: too many requests, and faults of the authority (`FAULTS` and above).
 const TOO_MANY: u16 = 429;
 const FAULTS: u16 = 500;
 

@@ -20,7 +20,7 @@ const LIMIT: [&str; 6] = ["rate", "100mbit", "burst", "64kb", "latency", "20ms"]
 const TIME: Duration = Duration::from_millis(1200);
 /// Where Debian and Ubuntu keep the modules' documentation.
 const TEXTS: &str = "/usr/share/perl";
-/// Less text than this would be a wrong folder.
+/// Minimum length of the text, in bytes. A folder with less text is the wrong folder.
 const TEXT_MIN: usize = 500_000;
 const NEVER: u16 = 5001;
 const AUTO: u16 = 5002;
@@ -40,7 +40,7 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
     stage.leg(6, AUTO, Sealing { compress: Some(Compress::Auto), ..demand(Treatment::Encrypt) });
     let _sinks = [Sink::start(&stage.server, NEVER)?, Sink::start(&stage.server, AUTO)?];
     let parts = [
-        // Without a limit, where `auto` has to see that compression does not pay.
+        // The path has no limit yet, so `auto` has to find that compression does not pay.
         ("text_on_fast_path", text.clone(), Bound::None),
         ("text", text, Bound::AtLeast(2.5)),
         ("noise", noise, Bound::AtLeast(0.97)),
@@ -60,7 +60,7 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
         let before = counts();
         let mut pairs = Vec::new();
         for round in 0..if bound == Bound::None { 3 } else { ROUNDS } {
-            // The first of a pair may find other queues than the second.
+            // The first transfer of a pair may find other queues on the path than the second one does.
             let (first, second) = if round % 2 == 0 { (AUTO, NEVER) } else { (NEVER, AUTO) };
             let rates = (rate(first)?, rate(second)?);
             pairs.push(if first == AUTO { rates } else { (rates.1, rates.0) });

@@ -16,12 +16,12 @@ use wire::packet::UDP;
 use wire::seal::record::LANES;
 use wire::seal::{INITIATION_LEN, Suites};
 
-/// Idle tunnels to measure.
+/// Number of idle tunnels to measure.
 const TUNNELS: u32 = 10_000;
-/// Forged handshakes, in rounds.
+/// Number of forged handshakes, and of the rounds in which they are sent.
 const FORGED: usize = 1_000_000;
 const ROUNDS: usize = 20;
-/// Handshakes from the first packet to the first answer.
+/// Number of measured times from a first packet to its first answer.
 const FIRST: u32 = 31;
 const ECHO: u16 = 7;
 
@@ -129,7 +129,7 @@ fn forged(figures: &mut Figures) -> Result<()> {
     let mut initiator = Initiator::new(terms.clone());
     initiator.want(true);
     let right = initiator.poll((now, wall), &mut dice).pop().context("an initiation")?;
-    ensure!(right.len() == INITIATION_LEN, "an initiation and nothing else");
+    ensure!(right.len() == INITIATION_LEN, "the first datagram is not an initiation alone");
     let from = SocketAddr::new(IpAddr::from([203, 0, 113, 66]), 6666);
     let mut before = resident()?;
     let (mut forging, mut macs) = (Vec::new(), Vec::new());

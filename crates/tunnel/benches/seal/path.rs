@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Port of the throughput's server, and of the echo.
 const IPERF: u16 = 5201;
 const ECHO: u16 = 7;
-/// A port of the server whose packets take no tunnel where others do.
+/// A port of the server. In [`Path::native`], packets to this port travel outside of the tunnel.
 const NATIVE: u16 = 5202;
 
 /// Figures that one measurement of a path yields.
@@ -81,8 +81,8 @@ impl Path {
         Ok(Measured { rate: rate / 1e6, cpu: cpu / (bytes / 1e9) })
     }
 
-    /// Returns the processors' seconds of this process, its ended children, the path's other processes, and the kernel's
-    /// threads for packets.
+    /// Returns the processor time, in seconds, of this process, its ended children, the path's other processes, and the
+    /// kernel's threads for packets.
     fn worked(&self) -> Result<f64> {
         let mut nanos = of_process(&std::process::id().to_string())?;
         for process in &self.processes {
@@ -217,7 +217,7 @@ fn of_process(process: &str) -> Result<f64> {
     Ok(nanos)
 }
 
-/// Serves connections whose bytes are sent back, until the namespace is gone.
+/// Serves connections until the namespace is gone, and sends back the bytes of each connection.
 fn echo(server: &Namespace) -> Result<()> {
     let listener = server.enter(|| TcpListener::bind(("0.0.0.0", ECHO)))?;
     std::thread::spawn(move || {

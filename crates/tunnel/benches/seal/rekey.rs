@@ -26,9 +26,9 @@ const BEFORE: Duration = Duration::from_millis(500);
 const BYTES: u64 = 256 << 20;
 const HALF_MINUTE: Duration = Duration::from_secs(30);
 const TEN_MINUTES: Duration = Duration::from_secs(600);
-/// Runs of other tunnels between the openings of two tunnels whose re-keying is waited for.
+/// Number of runs of other tunnels between the openings of two tunnels for whose re-keying the bench waits.
 const RUNS_BETWEEN: usize = 4;
-/// Runs of the interval of half a minute in the long form.
+/// Number of runs with the interval of half a minute in the long form.
 const LONG_ROUNDS: usize = 5;
 /// A time that no run reaches.
 const NEVER: Duration = Duration::from_secs(3600);
@@ -66,7 +66,7 @@ pub fn measure_long(figures: &mut Figures) -> Result<()> {
 }
 
 fn table(figures: &mut Figures, long: bool) -> Result<()> {
-    // The verifier re-keys at the age that the rule says: here the agent's end is to be first.
+    // The rule sets the age at which the verifier re-keys. The age is high here, so that the agent's end re-keys first.
     let stage = Stage::new(false, Sealing { rekey: 3600, ..demand(Treatment::Encrypt) });
     let _sink = Sink::start(&stage.server, PORT)?;
     let intervals = [
@@ -82,7 +82,8 @@ fn table(figures: &mut Figures, long: bool) -> Result<()> {
     let mut numbers = 0..;
     let mut open = |(suite, forward, interval)| open(&stage, suite, forward, interval, numbers.next().unwrap_or(0));
     let mut cells = others.into_iter().flat_map(each).map(&mut open).collect::<Result<Vec<_>>>()?;
-    // Tunnels whose re-keying is waited for open one after the other, as their runs will be.
+    // The runs of the tunnels that wait for a re-keying come one after the other. So the tunnels also open one after
+    // the other.
     let mut waits = Vec::new();
     for (number, what) in waiting.into_iter().flat_map(each).enumerate() {
         waits.push(open(what)?);
@@ -105,7 +106,7 @@ fn table(figures: &mut Figures, long: bool) -> Result<()> {
     cells.append(&mut waits);
     let best = |cell: &Cell| cell.rates.iter().copied().fold(0.0, f64::max);
     for suite in Suite::ALL {
-        // Without forward secrecy and with the rarest keys, a run shows what the suite can do.
+        // The yardstick of a suite is its rate without forward secrecy and with the longest time between re-keyings.
         let base = cells.iter().find(|cell| cell.suite == suite && cell.name.ends_with("off.10min"));
         let base = Yardstick::fixed(base.map_or(f64::NAN, best));
         for cell in cells.iter().filter(|cell| cell.suite == suite) {

@@ -34,7 +34,7 @@ pub enum AccessCommand {
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// List older requests: those after the place that the list before named
+        /// List older requests, from the place that the previous list named at its end
         #[arg(long, value_name = "PLACE")]
         before: Option<String>,
     },
@@ -135,7 +135,7 @@ pub(super) async fn way_to_ask(at: &At, address: IpAddr, protocol: u8, port: u16
     Some(format!("vouchsafe access ask {} --service {service}", found.receiver))
 }
 
-/// Writes a network; one of a single address as that address.
+/// Returns a network as text. If the network is a single address, returns the address.
 fn written(net: &IpNet) -> String {
     if net.prefix_len() == net.max_prefix_len() { net.addr().to_string() } else { net.to_string() }
 }

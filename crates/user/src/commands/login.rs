@@ -62,12 +62,12 @@ pub struct LoginArguments {
     /// Name for this device [default: its host name]
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
-    /// Log in to a further organisation, under this name: the sessions with other organisations go on. The first time,
-    /// --network has to say for which addresses its authority may speak
+    /// Log in to a further organisation, under this name, and keep the sessions with other organisations. The first
+    /// time, --network has to say for which addresses this organisation's authority may speak
     #[arg(long, value_name = "NAME", env = "VOUCHSAFE_ORGANISATION")]
     organisation: Option<OrganisationName>,
     /// Let the authority speak only for the networks that this option names; may be repeated [default: as before; an
-    /// organisation without a name may speak for all that no other organisation has]
+    /// organisation without a name may speak for all networks that no other organisation has]
     #[arg(long, value_name = "NETWORK")]
     network: Vec<IpNet>,
 }
@@ -166,11 +166,11 @@ pub async fn run(arguments: LoginArguments) -> Result<ExitCode> {
     by_password(target, user, password_stdin, totp).await
 }
 
-/// Makes sure that the agent knows organisations: an older one would replace the user's only session.
+/// Makes sure that the agent knows organisations: an older agent would replace the user's only session.
 async fn require_organisations(at: &At) -> Result<()> {
     match at.call(Call::Status).await? {
         Reply::Status(status) if status.organisations.is_empty() && status.own.is_none() => {
-            bail!("the agent that runs is older than this command and has one organisation only: restart it")
+            bail!("the running agent is older than this command and supports only one organisation: restart the agent")
         }
         _ => Ok(()),
     }

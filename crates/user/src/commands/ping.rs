@@ -227,7 +227,7 @@ async fn print_rungs(steps: &mut Steps, at: &At, to: SocketAddr) -> Result<()> {
             (RungState::Works, _) => "works".to_owned(),
             (RungState::Blocked, None | Some(0)) => "blocked".to_owned(),
             (RungState::Blocked, Some(seconds)) => {
-                format!("blocked: connections begin with another rung for {}", left(seconds, 0))
+                format!("blocked: for the next {}, connections begin with another rung", left(seconds, 0))
             }
             (RungState::NotTried, _) => "not tried".to_owned(),
         };

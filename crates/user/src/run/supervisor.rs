@@ -117,12 +117,15 @@ pub fn run(
 }
 
 fn refuse(why: &str) -> i32 {
-    eprintln!("vouchsafe: cannot supervise the command: {why}. `vouchsafe connect` and `vouchsafe proxy` work without");
+    eprintln!(
+        "vouchsafe: cannot supervise the command: {why}. Use `vouchsafe connect` or `vouchsafe proxy`, which supervise \
+         nothing"
+    );
     2
 }
 
-/// Installs handlers that do nothing, because the terminal's signals are for the command. Signals are not ignored
-/// instead, because the command would inherit that.
+/// Installs handlers that do nothing, because the terminal's signals are for the command. Ignoring the signals instead
+/// would not work, because the command would inherit this and ignore them, too.
 fn outlive_signals() {
     extern "C" fn nothing(_: libc::c_int) {}
     let action = SigAction::new(SigHandler::Handler(nothing), SaFlags::SA_RESTART, SigSet::empty());
@@ -139,8 +142,8 @@ fn outlive_signals() {
     }
 }
 
-/// Closes the caller's files. Otherwise a process that reads the command's output would not see its end while
-/// descendants live.
+/// Closes the caller's files. Otherwise a process that reads the command's output would not see the end of the output
+/// while descendants live.
 fn let_go_of_terminal() {
     if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
         let _ = nix::unistd::dup2_stdin(&null);

@@ -81,7 +81,7 @@ impl Daemon {
             return Ok(ExitCode::FAILURE);
         }
         if self.shared.observes() {
-            tracing::info!("stopped; nothing is protected: the attached programs count and drop nothing");
+            tracing::info!("stopped; nothing is protected: the attached programs count packets, but drop none");
         } else {
             tracing::info!(
                 "stopped; protection stays in force until the current keys expire. `vouchsafe verifier detach` ends \

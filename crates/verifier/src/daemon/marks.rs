@@ -11,14 +11,15 @@ use tokio::time::Instant;
 /// processing during the first cut.
 pub(super) const SECOND_CUT: Duration = Duration::from_millis(75);
 
-/// The step at which the confirmation of a mark is.
+/// The step that has to come next before a mark is confirmed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// So many answers about live flows have to come.
+    /// This number of answers about live flows has to come.
     Recheck(u8),
-    /// The kernel programs finish the packets that they process.
+    /// The next sweep has to begin at this time. By then, the kernel programs have finished with the packets that they
+    /// were processing.
     Settle(Instant),
-    /// So many sweeps have to end: 1, or 2 if the sweep in progress began too early.
+    /// This number of sweeps has to end: 1, or 2 if the sweep in progress began too early.
     Sweep(u8),
 }
 
@@ -41,7 +42,7 @@ impl Marks {
     }
 
     /// Notes an answer about live flows, after their flows were cut. `is_complete` says whether the authority answered
-    /// for all flows. If not, another request follows, which begins after all that was announced so far.
+    /// for all flows. If not, another request follows. It begins later than everything that was announced so far.
     pub(super) fn rechecked(&mut self, is_complete: bool, now: Instant) {
         if let Some((_, step @ Step::Recheck(_))) = &mut self.pending {
             *step = match step {
@@ -51,7 +52,7 @@ impl Marks {
         }
     }
 
-    /// Returns the time of the sweep that has to come.
+    /// Returns the time at which the mark's sweep has to begin; `None` if that is not the next step.
     pub(super) const fn cut_at(&self) -> Option<Instant> {
         match self.pending {
             Some((_, Step::Settle(at))) => Some(at),
@@ -68,8 +69,8 @@ impl Marks {
         }
     }
 
-    /// Notes the end of a sweep, and confirms the mark if the sweep was the last step. After a sweep that failed, the
-    /// next one has to do.
+    /// Notes the end of a sweep, and confirms the mark if the sweep was the last step. If the sweep failed, the next
+    /// sweep that succeeds confirms the mark.
     pub(super) fn swept(&mut self, is_done: bool) {
         match self.pending {
             Some((mark, Step::Sweep(1))) if is_done => {

@@ -147,9 +147,9 @@ impl Other {
         self.member.clone()
     }
 
-    /// Claims the services of the last run, so that the first organisation's programs protect them from the start. If no
-    /// state is known, or if its receivers are more than the organisation's share, the services stay protected that
-    /// `first`, the first organisation's programs, protects already.
+    /// Claims the services of the last run, so that the first organisation's programs protect them from the start. If
+    /// no state is known, or if its receivers exceed the organisation's share, `first` (the first organisation's
+    /// programs) continues to protect the services that it protects already.
     pub fn claim(&self, first: &Kernel) {
         let (number, chain) = (self.member.number, &self.common.chain);
         match &self.state {
@@ -242,7 +242,8 @@ impl Other {
         naming.abort();
     }
 
-    /// Loads the programs, if they are not loaded yet, and starts to follow the authority. Repeats each step that fails.
+    /// Loads the programs, if they are not loaded yet, and starts to follow the authority. Repeats each step that
+    /// fails.
     async fn start(&mut self) -> (Loaded, Follower) {
         let mut backoff = Backoff::AUTHORITY;
         loop {

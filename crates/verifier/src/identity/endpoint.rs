@@ -28,7 +28,8 @@ use tokio::sync::Semaphore;
 const SHARE: usize = 256;
 /// Maximum number of concurrent connections whose questions are refused; further connections are closed.
 const REFUSED: usize = 8;
-/// Proxies keep a connection for many questions. A connection without a question for the time `head` ends.
+/// Time limits of a connection, which proxies keep for many questions. It ends if no question comes for the time
+/// `head`.
 const TIMES: Times = Times { head: Duration::from_secs(30), whole: Duration::from_secs(600) };
 const REFUSAL: Times = Times { head: Duration::from_secs(1), whole: Duration::from_secs(2) };
 /// Pause after a failure to accept a connection.
@@ -144,8 +145,8 @@ enum Question {
 }
 
 impl Question {
-    /// Returns the question that a path asks. Envoy appends the path of the visitor's request, which the visitor
-    /// chooses: no such path may turn one question into the other.
+    /// Returns the question that a path asks. Envoy appends the path of the visitor's request. The visitor chooses this
+    /// path, so no appended path may turn one question into the other.
     fn of(path: &str) -> Option<Self> {
         let below = |base: &str| path.strip_prefix(base).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
         if below(PERSON) { Some(Self::Person) } else { below(ANYONE).then_some(Self::Anyone) }

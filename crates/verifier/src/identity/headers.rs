@@ -37,7 +37,8 @@ fn end(headers: &HeaderMap, [address, port]: [&'static str; 2]) -> Result<Socket
     Ok(SocketAddr::new(ip.to_canonical(), number))
 }
 
-/// Returns the value of a header that occurs exactly once. If it occurs twice, the visitor possibly sent one of them.
+/// Returns the value of a header that occurs exactly once. If it occurs twice, the visitor possibly sent one of the
+/// two.
 pub(super) fn field<'a>(headers: &'a HeaderMap, name: &'static str) -> Result<&'a str, String> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 const TUNNEL_DEVICE: &str = "vs-sealed";
 const NO_ETHERNET: &str = "unprotected: it has no Ethernet header";
 
-/// The interfaces to attach to, and, with the reasons, those that are passed over or need a warning.
+/// The interfaces to attach to. Also the interfaces that are passed over or need a warning, with the reasons.
 #[derive(Default)]
 struct Wanted {
     attach: Vec<Interface>,
@@ -227,7 +227,11 @@ impl Kernel {
         if let Some(answers) = &mut self.answers
             && let Err(error) = answers.attach(interface)
         {
-            tracing::error!(interface = interface.name, "no connection travels as datagrams here: {error:#}");
+            tracing::error!(
+                interface = interface.name,
+                "cannot attach the program for `tcp_in_udp`, so connections that travel as datagrams get no answers on \
+                 this interface: {error:#}"
+            );
         }
         if self.lasting {
             self.verifier.pin_links()?;

@@ -41,7 +41,7 @@ impl Kernel {
     }
 
     /// Returns the services in the table of protected services, which an earlier process may have written: the other
-    /// organisations' services if `foreign` is true, and the own ones otherwise.
+    /// organisations' services if `foreign` is true, and otherwise this organisation's own services.
     pub fn pinned(&self, foreign: bool) -> Vec<Receiver> {
         let entries = self.protected().into_iter().map(|entry| {
             let spans = entry.services.spans().iter().filter(|span| (span.foreign != 0) == foreign);

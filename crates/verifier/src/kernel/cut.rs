@@ -128,8 +128,8 @@ impl Kernel {
         Cut { flows: flows + cut.flows, lasting, ..cut }
     }
 
-    /// Cuts the flows of grants that have ended; returns the number of flows removed. Keeps other sweeps out: one that
-    /// has already passed a flow could remove the revocation that is to end it.
+    /// Cuts the flows of grants that have ended; returns the number of flows removed. Keeps other sweeps out: if
+    /// another sweep has already passed a flow, it could remove the revocation that is to end this flow.
     fn cut_ended(&self, ended: &[RevokedGrant]) -> u32 {
         let sweeping = self.sweeping();
         let (mut flows, mut room, mut left) = (0, true, HashSet::new());
@@ -164,8 +164,8 @@ impl Kernel {
         handles.into_iter().collect()
     }
 
-    /// Clears all keys. A revoked grant could come back without room for its revocation, so the verifier admits no new
-    /// flow.
+    /// Clears all keys, so that the verifier admits no new flow. With keys, a grant whose revocation found no room
+    /// could open flows again.
     fn close(&self, left: usize) {
         if let Err(error) = self.clear_keys(|_| true) {
             tracing::error!("cannot clear the keys, so a revoked grant may still open flows: {error:#}");
@@ -252,7 +252,7 @@ impl Kernel {
     }
 }
 
-/// Returns the pairs of a session that a stateless verifier has to revoke one by one: their tokens name no holder.
+/// Returns a session's pairs, which a stateless verifier has to revoke one by one, because their tokens name no holder.
 fn pairs_of(session: &RevokedSession, known: &Holders) -> Vec<RevokedGrant> {
     let RevokedSession { holder, expires } = *session;
     let grant = |handle| RevokedGrant { handle, expires, holder };

@@ -26,8 +26,9 @@ pub(super) struct Written {
 
 impl Kernel {
     /// Protects the services that these receivers name. Also protects their ports at this host's other addresses,
-    /// unless the settings exclude this. Ignores receivers for which the organisation may not speak. If the receivers are
-    /// more than the organisation's share, protects the earlier ones, and the other organisations' services, and fails.
+    /// unless the settings exclude this. Ignores receivers for which the organisation may not speak. If the receivers
+    /// exceed the organisation's share, continues to protect the receivers that were accepted last and the other
+    /// organisations' services, and fails.
     pub fn protect(&self, receivers: &[api::Receiver]) -> Result<()> {
         match self.position.chain.claim(self.position.number, client::convert::receivers(receivers)) {
             Ok(accepted) => self.protect_accepted(&accepted),
@@ -91,8 +92,8 @@ impl Kernel {
         self.protected().into_iter().filter(|entry| written.named.contains(&entry.prefix)).collect()
     }
 
-    /// Some addresses of this host are named by no receiver. Returns the services that are protected at these addresses,
-    /// and the networks of these addresses.
+    /// Returns the services that are protected at addresses of this host that no receiver names, and the networks of
+    /// these addresses.
     pub fn extended(&self) -> view::Extended {
         let written = self.written();
         view::Extended {

@@ -9,7 +9,7 @@ use std::sync::PoisonError;
 use wire::map::LsGrant;
 use wire::{Holder, ls};
 
-/// The share of one account is the table's size divided by this.
+/// The share of one account is the table's size divided by this number.
 const ACCOUNTS: usize = 16;
 /// The smallest share of an account.
 const LEAST: usize = 4;

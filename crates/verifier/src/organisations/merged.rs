@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use wire::map::{SERVICES_MAX, Services};
 
 /// Returns the entries of `own` and `foreign` in one table. The services of `foreign` have the mark that only another
-/// authority may admit packets to them. The kernel finds only the longest prefix that contains an address, so each entry
-/// includes the services of wider prefixes in both tables.
+/// authority may admit packets to them. The kernel finds only the longest prefix that contains an address, so each
+/// entry includes the services of wider prefixes in both tables.
 ///
 /// If an entry has no room for all services, it closes the whole prefix, so that no service of another organisation is
 /// open. If there is no room for that either, the last one of the own services is closed, too.

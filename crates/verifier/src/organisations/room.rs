@@ -1,13 +1,14 @@
-//! The room that one organisation's services may take in the entry of an address, which has services of all.
+//! The room that one organisation's services may take in the entry of an address, which holds the services of all
+//! organisations.
 
 use anyhow::Result;
 use engine::model::{Receiver, Service};
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Visits the prefixes of these receivers, wider prefixes first, with the separate port ranges of each. The ranges include
-/// those of the wider prefixes around it. If there are more than `room` permits, calls `crowded` with the prefix, the
-/// ranges and the room; the result replaces the ranges.
+/// Visits the prefixes of these receivers, wider prefixes first, with the separate port ranges of each. The ranges of a
+/// prefix include those of the wider prefixes around it. If a prefix has more ranges than `room` permits, calls
+/// `crowded` with the prefix, the ranges and the room. The result replaces the ranges.
 ///
 /// # Errors
 ///

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use wire::map::{Flow, FlowKey, origin, stage};
 use wire::packet::TCP;
 
-/// Divisor: a continuing flow is advertised again after this part of its idle timeout, so that it stays alive at the
+/// A continuing flow is advertised again after its idle timeout divided by this number, so that it stays alive at the
 /// peer.
 const PART: u32 = 4;
 /// Seconds for which a peer keeps a client's inside address in tunnels after it has heard of a flow of the client.

@@ -200,7 +200,7 @@ async fn receive_replies(
             .with_context(|| format!("the peer answered nothing for {SILENCE:?}"))?;
         read.context("the connection was lost")?;
         let Some((number, oldest)) = unanswered.queue().pop_front() else {
-            bail!("the peer answered, although nothing that was sent to it is unacknowledged")
+            bail!("the peer sent an answer, although this gateway waits for none")
         };
         ensure!(reply.number.get() == number, "the peer's answer is to message {}, not {number}", reply.number.get());
         let gap = oldest.map(|oldest| Duration::from_nanos(boot_time().saturating_sub(oldest)));

@@ -51,8 +51,8 @@ struct Control {
 #[derive(Clone)]
 struct Counters {
     outcomes: [u64; counter::COUNT as usize],
-    /// Numbers of lost frames by reason. The first element counts those of earlier threads, the second those of the
-    /// current thread.
+    /// Numbers of lost frames by reason. The first element counts the frames that earlier threads lost, the second the
+    /// frames that the current thread lost.
     lost: [[u64; LOST.len()]; 2],
 }
 

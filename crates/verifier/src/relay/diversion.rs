@@ -84,8 +84,8 @@ impl Diversions {
         Ok(())
     }
 
-    /// Returns the names of the interfaces from which connections have to lead to the relay, and the ways around it that
-    /// no rule covers.
+    /// Returns the names of the interfaces from which connections have to lead to the relay, and the ways around the
+    /// relay that no rule covers.
     fn wanted(&self, layers: &[Layer]) -> (Vec<String>, Vec<String>) {
         let index = |name: &String| layers.iter().find(|layer| layer.name == *name).map(|layer| layer.index);
         let indices = |names: &[String]| names.iter().filter_map(index).collect::<BTreeSet<u32>>();
@@ -98,8 +98,8 @@ impl Diversions {
                      relay of `proxy_protocol`: remove {outside} from {by}"
                 )),
                 Detour::Routed { outside, by } => around.push(format!(
-                    "{outside} belongs to {by}, whose routing rules come before those for the relay of \
-                     `proxy_protocol`: remove {outside} from {by}"
+                    "{by} routes packets from {outside} past the relay of `proxy_protocol`, because the routing rules \
+                     of {by} come first: remove {outside} from {by}"
                 )),
             }
         }

@@ -12,10 +12,10 @@ use wire::map::{Flow, FlowKey};
 
 /// Maximum number of connections of all people together, and of one person.
 const CONNECTIONS: (usize, usize) = (4096, 1024);
-/// Maximum number of connections whose person the relay is still looking up, and of those from one address. Their
+/// Maximum number of connections whose person the relay is still looking up: in total, and from one address. Their
 /// person is not known yet, so they don't count towards a person's limit.
 const ARRIVALS: (usize, usize) = (1024, 128);
-/// Maximum number of connections of strangers to optional receivers, and of those from one address.
+/// Maximum number of connections of strangers to optional receivers: in total, and from one address.
 const STRANGERS: (usize, usize) = (1024, 128);
 /// Interval at which the relay checks whether the connections' flows have ended, so that a revocation takes effect
 /// within a second.
@@ -65,7 +65,7 @@ struct Sites(HashMap<IpAddr, usize>);
 
 impl Sites {
     /// Counts one more connection from this address, if there is room. Returns whether there was room. `most` is the
-    /// maximum number of all connections, and of those from one address.
+    /// maximum number of connections: in total, and from one address.
     fn add(&mut self, from: IpAddr, most: (usize, usize)) -> bool {
         let of_site = self.0.get(&from).copied().unwrap_or_default();
         let has_room = of_site < most.1 && self.0.values().sum::<usize>() < most.0;
@@ -139,7 +139,7 @@ impl Open {
     }
 
     /// Reserves room for a connection of a stranger. Returns `None` if all strangers together have too many
-    /// connections, or those at this address.
+    /// connections, or if the strangers at this address have.
     pub fn take_stranger(self: &Arc<Self>, from: IpAddr) -> Option<Guest> {
         self.guest(from, STRANGERS, |connections| &mut connections.strangers)
     }

@@ -59,8 +59,8 @@ impl Shared {
         std::iter::once(self.clone()).chain(others).collect()
     }
 
-    /// Returns the state of the organisation with this name. Without a name, returns the state of the first one that may
-    /// speak for the destination.
+    /// Returns the state of the organisation with this name. Without a name, returns the state of the first
+    /// organisation that may speak for the destination.
     pub(super) fn of_organisation(
         self: &Arc<Self>,
         name: Option<&str>,

@@ -80,7 +80,7 @@ pub fn geneve(payload: Payload, proofs: u8) -> Vec<u8> {
     room[..length].to_vec()
 }
 
-/// Returns the length of our option's data with this number of proofs, which the published header carries, too.
+/// Returns the length of our option's data with this number of proofs. The published header carries the same data.
 fn data(proofs: u8) -> usize {
     geneve(Payload::Ipv4, proofs).len() - wire::geneve::HEADER_LEN - OPTION_HEADER_LEN
 }

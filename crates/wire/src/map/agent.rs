@@ -41,7 +41,8 @@ pub struct Steering {
 pub const KEEPS_FLOWS: u32 = 4;
 /// Bit of [`Steering::asks`]: the programs look up whether the sender of a packet asks for a treatment.
 pub const ASKS: u32 = 1;
-/// Bit of [`Steering::asks`]: at least one cgroup asks for a treatment, so the programs look up cgroups, too.
+/// Bit of [`Steering::asks`]: at least one cgroup asks for a treatment, so the programs also look up the sender's
+/// cgroup.
 pub const ASKS_BY_CGROUP: u32 = 2;
 
 /// A flow whose packets the program steers into a sealed tunnel.
@@ -107,7 +108,8 @@ pub struct FirstPacket {
     pub sent: u64,
     /// Time at which the first packet was answered outside of the tunnel.
     pub outside: u64,
-    /// Time at which the client sent the next packet after its first packet in the tunnel.
+    /// Time at which the client sent its next packet (the one after the first packet) in the tunnel. This packet shows
+    /// that an answer arrived there.
     pub inside: u64,
     /// Number of the subject that sent the first packet.
     pub subject: u32,
@@ -234,8 +236,8 @@ pub struct GrantEntry {
     pub header: [u8; 16],
     /// The grant key, or the client key in an entry for a pair; padded with zeros.
     pub key: [u8; 32],
-    /// In an entry for a pair: number of the pair's nonces that were used when the program last made a token from the
-    /// entry.
+    /// In an entry for a pair: number of the pair's nonces that the program had used when it last made a token from
+    /// this entry, including this token's nonce. Other entries for the same pair use nonces, too.
     pub spent: u32,
     /// Reserved; zero.
     pub reserved2: u32,
@@ -247,8 +249,8 @@ pub struct GrantEntry {
 pub struct Conversation {
     /// Time when the flow's last token was sent, Unix seconds.
     pub token: u32,
-    /// 1 when a packet of the flow arrives from the other end. Each further second in which the flow sends without an
-    /// answer adds 1, up to 3, and then it becomes 0. 0 also if no packet has arrived yet.
+    /// 0 if the flow is unanswered. A packet from the other end sets the value to 1. After that, the first datagram
+    /// that the flow sends in each second adds 1 until the value is 3. The next such datagram sets it to 0.
     pub answered: u16,
     /// Number of datagrams of the flow since it began, at most 65 535. Datagrams without a grant are not counted.
     pub sent: u16,

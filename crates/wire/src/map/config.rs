@@ -5,8 +5,8 @@ use crate::carrier::Carrier;
 use crate::mac::Suite;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Values of [`VerifierConfig::chain`]: the place of the program in a chain of programs, one for each authority of a
-/// verifier with several.
+/// Values of [`VerifierConfig::chain`]: the place of the program in a chain. A verifier with several authorities runs a
+/// chain of programs, one for each authority.
 pub mod chain {
     /// The program is the first one of its chain. Its protected services include those of the other authorities.
     pub const FIRST: u8 = 1;
@@ -32,7 +32,7 @@ pub struct VerifierConfig {
     pub tcp_idle: u32,
     /// Number of seconds without a packet after which a flow of any other protocol is forgotten.
     pub udp_idle: u32,
-    /// Number of seconds without a packet after which a TCP flow is forgotten whose client has sent FIN or RST.
+    /// Number of seconds without a packet after which a TCP flow is forgotten if its client has sent FIN or RST.
     pub closing_idle: u32,
     /// Maximum number of drop samples per second on one core.
     pub samples_per_second: u32,
@@ -62,8 +62,8 @@ pub struct VerifierConfig {
     pub ls_stateless: u16,
     /// 1 if there are optional receivers (wire.md §6.12), otherwise 0.
     pub optional: u8,
-    /// The place of the program among those of a verifier with several authorities (wire.md §6.13): the sum of
-    /// constants of [`super::chain`], 0 if there is one authority.
+    /// The place of the program in the chain of a verifier with several authorities (wire.md §6.13): the sum of
+    /// constants of [`super::chain`]. 0 if the verifier has one authority.
     pub chain: u8,
 }
 

@@ -170,8 +170,8 @@ impl Flow {
         matches!(self.origin, origin::TOKEN | origin::ENDED)
     }
 
-    /// Returns the entry that a gateway keeps for the flow after the flow has ended at `now` (Unix seconds). The entry
-    /// keeps packets from the inside from opening the flow again as an outbound flow.
+    /// Returns the entry that a gateway keeps for the flow after the flow has ended at `now` (Unix seconds). While the
+    /// entry exists, packets from the inside can't open the flow again as an outbound flow.
     pub const fn over(self, now: u32) -> Self {
         Self { origin: origin::ENDED, stage: stage::OVER, seen: now, inside: 0, inside_port: [0; 2], ..self }
     }

@@ -6,9 +6,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// Maximum difference between a sender's clock and the verifier's, in seconds (wire.md §6.4). The verifier's tables
 /// drop tokens and ended grants once this time has passed.
 const CLOCK_SKEW_MAX: u32 = 30;
-/// Seconds by which the clock may be set back so that the replay table still keeps entries that are then in the future.
+/// If the clock is set back by fewer seconds than this, the replay table keeps the entries that are then in the future.
 const KEPT_AHEAD: u32 = 600 - 2 * CLOCK_SKEW_MAX;
-/// Seconds after a leap ahead until the tables drop entries that ended within the leap.
+/// Number of seconds after a leap ahead until the tables drop the entries that ended within the leap.
 const LEAP_COUNTS_AFTER: u32 = 3600;
 /// Maximum number of separate spans.
 const SPANS: usize = 4;
@@ -51,8 +51,8 @@ pub struct Forgotten {
     /// Time from which the clock leapt ahead to `since`. 0 if the clock never leapt ahead, was set back after the leap,
     /// or has run for an hour without a jump.
     pub leapt_from: u32,
-    /// The latest time that the clock had shown before it was set back, if the tables still contain the tokens from
-    /// before. Otherwise 0.
+    /// The latest time that the clock had shown before it was set back, if the tables still contain the tokens of that
+    /// time. Otherwise 0.
     pub reached: u32,
     /// Reserved; zero.
     pub reserved: u32,

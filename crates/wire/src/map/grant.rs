@@ -6,8 +6,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// Length of the window in which a grant's tokens are counted, in seconds: the time for which a token can be valid,
 /// rounded up to a power of two.
 pub const TOKEN_WINDOW: u32 = 64;
-/// In a window, a verifier accepts at most this many tokens of a grant for each flow that the grant is allowed to have.
-/// The limit prevents a grant from filling the replay table.
+/// Maximum number of a grant's tokens that a verifier accepts in a window, for each flow that the grant is allowed to
+/// have. The limit prevents a grant from filling the replay table.
 pub const TOKENS_PER_FLOW: u32 = 8;
 
 /// State of a grant that has admitted at least one packet.
@@ -22,9 +22,9 @@ pub struct GrantUse {
     pub tokens: u32,
     /// The number of the current window: Unix time divided by [`TOKEN_WINDOW`].
     pub window: u32,
-    /// The first flow that the grant admitted. If the grant is for a single flow, it is the only one.
+    /// The first flow that the grant admitted. A grant for a single flow admits no other flow.
     pub first: FlowKey,
-    /// The holder to whose account this entry counts; 0 if the entry counts towards no account.
+    /// The holder whose account this entry counts towards; 0 if it counts towards no account.
     pub holder: u32,
     /// Reserved; zero.
     pub reserved: u32,

@@ -25,7 +25,7 @@ pub struct ProofKeySlot {
 }
 
 impl ProofKeySlot {
-    /// Returns the key for the entry with an authority's key of the epoch whose low 8 bits are `epoch`.
+    /// Returns the slot of an authority's proof key for the epoch whose low 8 bits are `epoch`.
     pub fn new(authority: IpAddr, epoch: u8) -> Self {
         Self { authority: address_bytes(authority), family: family(authority).into(), epoch: epoch.into() }
     }

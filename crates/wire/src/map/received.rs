@@ -9,8 +9,8 @@ pub mod advertises_flows {
     pub const NOTHING: u32 = 0;
     /// The program reports each flow when it is admitted, or when it is opened from inside.
     pub const ADMITTED: u32 = 1;
-    /// The program reports a flow opened from inside at once. It reports an admitted flow when the flow has an inside
-    /// address.
+    /// The program at once reports a flow that is opened from inside. It reports an admitted flow when the flow has an
+    /// inside address.
     pub const BOUND: u32 = 2;
 }
 

@@ -86,8 +86,8 @@ impl ReplayBucket {
         (entry >> 32) as u32
     }
 
-    /// Returns the first time (Unix seconds) that is too far ahead of `now` for the clock check. So the verifier can't
-    /// have accepted any token yet that was made at this time or later.
+    /// Returns the first time (Unix seconds) that is too far ahead of `now` for the clock check. The verifier has
+    /// accepted no token yet that was made at this time or later.
     pub const fn none_from(now: u32) -> u32 {
         now.saturating_add(CLOCK_SKEW_MAX + 1)
     }
@@ -118,7 +118,8 @@ mod tests {
     use std::vec::Vec;
 
     const BUCKETS: u32 = 64;
-    /// Tokens in 64 s: one for every sixteen entries, as many as one account may use in a table of the default size.
+    /// Number of tokens in 64 s: one for every sixteen entries of the table. In a table of the default size, one
+    /// account may use as many.
     const LOAD: u32 = BUCKETS * REPLAY_ENTRIES as u32 / 16;
     const WINDOW: u32 = 64;
     const DAY: u32 = 86_400;

@@ -1,4 +1,4 @@
-//! Offsets in structures of the kernel, with which the verifier's programs read the kernel's sockets
+//! Offsets in structures of the kernel. The verifier's programs use them to read the kernel's sockets
 //! (`bpf/include/stack.h`).
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};

@@ -81,7 +81,7 @@ impl Delivery {
     }
 }
 
-/// Key of the table of segments. It describes those packets of a tenant to which a segment applies.
+/// Key of the table of segments. It describes the packets of a tenant to which one segment applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SegmentKey {

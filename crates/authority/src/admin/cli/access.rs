@@ -1,4 +1,4 @@
-//! `vouchsafe authority access …`: lists requests for access and consents, gives consents, and withdraws them.
+//! `vouchsafe authority access …`: lists consents and requests for access, withdraws them, and gives consents.
 
 use super::{At, List, show};
 use crate::admin;
@@ -18,7 +18,7 @@ const ALLOW: &str = "Examples:
   vouchsafe authority access allow alice --to db-1 --for 8h --note 'ticket 4711'
   vouchsafe authority access allow group:audit tag:managed --to db-1 --service tcp/5432 --until 2030-01-31";
 
-/// List requests for access and consents, give consents, and withdraw them
+/// List consents and requests for access, withdraw them, and give consents
 #[derive(Subcommand, Debug)]
 pub enum AccessCommand {
     /// List the requests that wait for a decision, and the consents in effect
@@ -33,7 +33,8 @@ pub enum AccessCommand {
     /// Give people access without a request, within the limits of a delegation of the policy. Needs a running authority
     #[command(after_help = ALLOW)]
     Allow(AllowArguments),
-    /// Give the consents of a file, one JSON object on each line, all of them or none. Needs a running authority
+    /// Give all consents of a file, or none if one of them cannot be given. The file has one JSON object on each line.
+    /// Needs a running authority
     Import {
         /// The authority's directory
         #[command(flatten)]

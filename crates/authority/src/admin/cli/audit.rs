@@ -70,8 +70,8 @@ enum AuditCommand {
         /// A head noted earlier that the trail must still contain; may be repeated
         #[arg(long = "head", value_name = "TRAIL:ID:HASH")]
         heads: Vec<NotedHead>,
-        /// Verify the trails of a member of the cluster, too, which `audit export` wrote to this file there; repeat it
-        /// for each other member. Exit code 1 if the trails of a member are missing
+        /// Also verify the trails of another member of the cluster: FILE is the output of `audit export` at member
+        /// NAME. Repeat the option for each other member. Exit code 1 if the trails of a member are missing
         #[arg(long = "member", value_name = "NAME=FILE", value_parser = copy)]
         members: Vec<(String, PathBuf)>,
         /// The heads that the members' trails must contain, as `audit head --cluster` printed them before the export

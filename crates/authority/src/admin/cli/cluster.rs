@@ -214,8 +214,8 @@ pub(super) async fn run(command: ClusterCommand) -> Result<ExitCode> {
             let (directory, removed) = (at.directory(), name.clone());
             blocking(move || bundle::remove(&directory, &removed, force)).await?;
             println!(
-                "removed {name}. If somebody else has its disk, they still have the cluster's key: let all members \
-                 leave, make a new cluster, and rotate the master key (docs/cluster.md)"
+                "removed {name}. If somebody else has the member's disk, they still have the cluster's key: let all \
+                 members leave, make a new cluster, and rotate the master key (docs/cluster.md)"
             );
             Ok(ExitCode::SUCCESS)
         }

@@ -22,19 +22,20 @@ const PROGRESS: Duration = Duration::from_secs(5);
 /// Import, change and show lists: entries about who may reach which addresses
 #[derive(Subcommand, Debug)]
 pub enum ListsCommand {
-    /// Replace a list by the entries of a file, as a whole or not at all. Established flows that no entry allows any more
-    /// are cut
+    /// Replace a list by the entries of a file, as a whole or not at all. Established flows that no entry allows any
+    /// more are cut
     Import {
         /// The authority's directory
         #[command(flatten)]
         at: At,
         /// Name of the list
         list: String,
-        /// A file with a JSON object on each line: {"to": "203.0.113.7", "who": ["person:alice"]}; `-` is standard input
+        /// A file with a JSON object on each line: {"to": "203.0.113.7", "who": ["person:alice"]}; `-` is standard
+        /// input
         file: PathBuf,
     },
-    /// Add and remove the entries of a file, in batches of 10000 lines, each of which is in force before the next one is
-    /// read
+    /// Add the entries of a file to a list, or remove them from the list, in batches of 10000 lines. Each batch is in
+    /// force before the next batch is read
     Change {
         /// The authority's directory
         #[command(flatten)]
@@ -44,7 +45,7 @@ pub enum ListsCommand {
         /// A file as for an import, in which lines with "remove": true remove entries; `-` is standard input
         file: PathBuf,
     },
-    /// Add an entry, in place of the one about the same address and sender
+    /// Add an entry; it replaces an entry about the same address and sender
     Add {
         /// The authority's directory
         #[command(flatten)]
@@ -55,7 +56,8 @@ pub enum ListsCommand {
         /// Make an entry that denies
         #[arg(long)]
         deny: bool,
-        /// Priority of the entry; the matching entry with the highest priority decides [default: 100, or 200 with --deny]
+        /// Priority of the entry; the matching entry with the highest priority decides [default: 100, or 200 with
+        /// --deny]
         #[arg(long, value_name = "0-65535")]
         priority: Option<u16>,
         /// The end of the entry: a day, or a full hour such as 2030-01-31T12:00:00Z
@@ -182,7 +184,7 @@ fn row(entry: &ListEntry) -> Vec<String> {
     ]
 }
 
-/// Opens a file of entries, which may be a pipe. Returns its name in messages, and its content.
+/// Opens a file of entries, which may be a pipe. Returns the name of the file for messages, and the open file.
 fn open(file: &Path) -> Result<(String, File)> {
     if file.as_os_str() == "-" {
         let input = std::io::stdin().as_fd().try_clone_to_owned().context("cannot read standard input")?;
@@ -201,6 +203,6 @@ fn net(text: &str) -> Result<IpNet, String> {
     if net == net.trunc() {
         Ok(net)
     } else {
-        Err(format!("{net} has bits set after its length; write {}", net.trunc()))
+        Err(format!("{net} has bits set after its prefix length; write {}", net.trunc()))
     }
 }

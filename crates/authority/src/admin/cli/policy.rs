@@ -30,8 +30,7 @@ pub enum PolicyCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Show whether a grant would be issued, by which rule, which rules that rule overrides, and which rules almost
-    /// match
+    /// Show whether a grant would be issued, which rule decides, which rules it overrides, and which rules almost match
     Explain(Explain),
     /// Show who gains and who loses access between two policy files; the exit code is 1 if anyone does
     Diff {
@@ -347,7 +346,7 @@ fn diff(at: &At, files: &[PathBuf], json: bool) -> Result<ExitCode> {
     Ok(if is_same { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// A difference between two policies. Only those of delegations and lists have the key `table`.
+/// A difference between two policies. Only differences between delegations or between lists have the key `table`.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Difference<'a> {

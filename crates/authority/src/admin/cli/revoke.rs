@@ -67,8 +67,8 @@ struct Outcome<'a> {
     followed: &'a Followed,
 }
 
-/// Revokes. Returns exit code 1 if there is nothing such to revoke, or if a verifier is connected or a member of the
-/// cluster runs and has not confirmed the revocation.
+/// Ends the grants and sessions. Returns exit code 1 if there is nothing to revoke, or if a connected verifier or a
+/// running member of the cluster has not confirmed the revocation.
 pub async fn run(arguments: RevokeArguments) -> Result<ExitCode> {
     let RevokeArguments { at, which, json } = arguments;
     let which = which.which()?;
@@ -112,7 +112,7 @@ pub async fn run(arguments: RevokeArguments) -> Result<ExitCode> {
     Ok(code)
 }
 
-/// Returns the sentence that says that there is nothing such to revoke.
+/// Returns the sentence that says that the grant, device or person to revoke does not exist.
 fn unknown(which: &Which) -> String {
     match which {
         Which::Grant(handle) => {

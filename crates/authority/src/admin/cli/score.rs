@@ -10,7 +10,7 @@ use std::process::ExitCode;
 /// List and reset people's scores, which applications lower by complaints
 #[derive(Subcommand, Debug)]
 pub enum ScoreCommand {
-    /// List the scores below 100; `low` are those to which the tag `low-score` applies
+    /// List the scores below 100; `low` marks the scores to which the tag `low-score` applies
     List(List),
     /// Set a person's score to 100; exit code 1 if it is 100 already
     Reset {

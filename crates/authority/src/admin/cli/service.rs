@@ -39,7 +39,7 @@ pub enum ServiceCommand {
         at: At,
         /// The service's name
         name: String,
-        /// The groups; none removes it from all groups
+        /// The groups; without any, the service account is removed from all groups
         groups: Vec<String>,
     },
     /// Set the tags of a service account, for rules about "tag:NAME"; replaces all previous tags
@@ -49,7 +49,7 @@ pub enum ServiceCommand {
         at: At,
         /// The service's name
         name: String,
-        /// The tags; none removes all tags
+        /// The tags; without any, all tags are removed
         tags: Vec<String>,
     },
     /// List service accounts

@@ -8,7 +8,7 @@ use clap::Subcommand;
 use shell::println;
 use std::process::ExitCode;
 
-/// Show the webhooks, which learn of requests for access, and test them
+/// Show and test the webhooks, to which the authority sends messages about requests for access
 #[derive(Subcommand, Debug)]
 pub enum WebhookCommand {
     /// Show for each webhook how many messages the running authority has delivered and lost, and how many wait

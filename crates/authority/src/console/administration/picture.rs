@@ -251,8 +251,8 @@ mod tests {
 
     const NOON: u64 = 1_772_452_800;
 
-    /// Returns the columns after a verifier reported drops a minute ago, for each reason from 1 on, and had not
-    /// reported before.
+    /// Returns the columns of the hour in which a verifier reported dropped packets, a minute ago. `packets` has the
+    /// number for each drop reason, from reason 1 on.
     fn seen(packets: &[u64]) -> Vec<Column> {
         let report = |times: u64| {
             let drops = packets.iter().zip(1..).map(|(packets, reason)| DropCount { reason, packets: packets * times });

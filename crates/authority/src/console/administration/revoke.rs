@@ -104,8 +104,8 @@ fn find(database: &Database, which: &Which, now: u64) -> anyhow::Result<Option<F
     })
 }
 
-/// Returns the live grants that would end. It reads all live grants, so it must not be called in the action, which
-/// other writes of the database wait for.
+/// Returns the live grants that would end. It reads all live grants, which takes long. Other writes of the database
+/// wait for the action, so the action must not call this function.
 fn ending(database: &Database, which: &Which, now: u64) -> anyhow::Result<Vec<GrantEntry>> {
     let mut grants = database.grants(now, false)?;
     match which {

@@ -51,7 +51,7 @@ pub enum Giver<'a> {
     Delegate(&'a Session, TokenHash, i64),
     /// An operator.
     Operator {
-        /// Whether the consents come from a file. Webhooks learn nothing of these.
+        /// Whether the consents come from a file. Webhooks get no messages about such consents.
         is_import: bool,
     },
 }
@@ -73,7 +73,7 @@ pub struct GivenConsent {
 
 /// The reason why no consent was given.
 pub struct Refused {
-    /// The index of the consent that prevents all of them, if it is a single one.
+    /// The index of the consent at fault, if a single consent is the reason why none was given.
     pub nth: Option<usize>,
     /// The reason.
     pub problem: Problem,
@@ -265,8 +265,8 @@ fn read(giving: Giving) -> Result<Read, Problem> {
     })
 }
 
-/// The message for a delegate whose consent no delegation covers. It is also the message if there is nobody of this
-/// name. So the answer tells a delegate about people whom a delegation covers, and about nobody else.
+/// The message for a delegate whose consent no delegation covers. A delegate gets the same message if nobody has this
+/// name. So the message does not reveal whether a name exists that no delegation covers.
 fn not_covered() -> String {
     "no delegation lets you give these services of this receiver to a person, group or tag of this name".into()
 }

@@ -82,9 +82,9 @@ pub struct AccessEntry {
     pub note: Option<String>,
     /// Time at which the consent ends, or would have ended.
     pub until: Option<u64>,
-    /// Time at which the consent or the request ended before.
+    /// Time at which the request or consent was withdrawn, expired or became outdated, in Unix seconds.
     pub ended: Option<u64>,
-    /// The person or operator who withdrew it.
+    /// The person or operator who withdrew the request or consent.
     pub ender: Option<String>,
     /// Names of the delegations that covered the person at the request; `None` if an earlier version recorded it; empty
     /// if nobody asked.
@@ -112,7 +112,7 @@ impl AccessEntry {
         self.delegations.as_ref().is_some_and(Vec::is_empty)
     }
 
-    /// Returns the services. Text that is not a service counts as none.
+    /// Returns the services. Leaves out text that is not a service.
     pub fn parsed_services(&self) -> Vec<Service> {
         self.services.iter().filter_map(|text| parse_service(text).ok()).collect()
     }

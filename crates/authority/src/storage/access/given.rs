@@ -48,7 +48,7 @@ pub struct GivingDelegate {
 /// A consent that is given without a request.
 #[derive(Debug)]
 pub struct NewConsent {
-    /// A random number, which the consent gets unless another one has it.
+    /// A random number, which the consent gets unless another consent or request has it.
     pub id: RequestId,
     /// The holder of the consent.
     pub holder: Holder,
@@ -70,7 +70,7 @@ pub struct NewConsent {
     pub note: String,
 }
 
-/// The result of giving consents. An index says which of the consents prevents all of them.
+/// The result of giving consents. If one consent is the reason why none was recorded, the result contains its index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Given {
     /// The consents were recorded under these numbers.

@@ -55,8 +55,8 @@ impl Database {
         self.newest("person = ?3", after, &[&person])
     }
 
-    /// Returns a page of the open requests about these receivers that these delegations covered when the person asked,
-    /// newest first. Leaves out the requests of `delegate`.
+    /// Returns a page of the open requests about these receivers, newest first. A request is included if one of these
+    /// delegations covered the person when they asked. Leaves out the requests of `delegate`.
     ///
     /// # Errors
     /// Fails if the database cannot be read.

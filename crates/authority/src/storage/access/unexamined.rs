@@ -1,22 +1,23 @@
-//! People whose consent has ended, and whose grants are not yet examined. The transaction that ends a consent records
-//! the person here, so that any member of a cluster can finish the revocation if the member that ended it fails.
+//! Holders of consents that have ended: people, groups and tags whose grants are not yet examined. The transaction that
+//! ends a consent records the holder here. If the member of a cluster that ended the consent then fails, any other
+//! member can finish the revocation.
 
 use super::PIECE;
 use crate::storage::Database;
 use anyhow::Result;
 use rusqlite::{OptionalExtension, Transaction, params};
 
-/// A person whose grants have to be examined.
+/// A person, group or tag whose grants have to be examined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unexamined {
-    /// The person.
+    /// The person, or `group:NAME` or `tag:NAME`.
     pub person: String,
-    /// The number of the latest change of consents that concerns the person.
+    /// The number of the latest change that ended a consent of this holder.
     pub change: i64,
 }
 
 impl Database {
-    /// Returns up to 500 people whose grants have to be examined, because their consent has ended.
+    /// Returns up to 500 people, groups and tags whose grants have to be examined, because their consent has ended.
     ///
     /// # Errors
     /// Fails if the database cannot be read.
@@ -27,7 +28,7 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Returns the latest change of consents for which a person's grants have to be examined, if there is one.
+    /// Returns the entry about a person, if the person's grants have to be examined.
     ///
     /// # Errors
     /// Fails if the database cannot be read.
@@ -37,8 +38,8 @@ impl Database {
         Ok(change.map(|change| Unexamined { person: person.to_owned(), change }))
     }
 
-    /// Records that a person's grants were examined. If another consent of the person has ended since then, they have
-    /// to be examined again.
+    /// Records that the grants of a holder were examined. If another consent of the holder has ended since `of` was
+    /// read, the grants have to be examined again.
     ///
     /// # Errors
     /// Fails if the database cannot be written.
@@ -51,7 +52,7 @@ impl Database {
     }
 }
 
-/// Records a person whose consent ends in this transaction. Must be called after the change is counted.
+/// Records a person, group or tag whose consent ends in this transaction. Must be called after the change is counted.
 pub(super) fn note(transaction: &Transaction<'_>, person: &str) -> Result<()> {
     let note = "INSERT INTO access_unexamined (person, change) SELECT ?1, made FROM consent_changes WHERE true
                 ON CONFLICT (person) DO UPDATE SET change = excluded.change";

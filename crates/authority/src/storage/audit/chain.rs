@@ -288,8 +288,8 @@ impl Database {
         Trail::ALL.into_iter().map(head).collect()
     }
 
-    /// Reports whether the trails contain a head that was noted earlier, or contained it before their beginning was cut.
-    /// Does not verify the entries.
+    /// Reports whether the trails contain a head that was noted earlier, or contained it before their beginning was
+    /// cut. Does not verify the entries.
     ///
     /// # Errors
     /// Fails if the database cannot be read.
@@ -402,7 +402,7 @@ fn verify(connection: &Connection, trail: Trail, identity: &[u8], noted: &[Noted
         (last, count) = (Head { trail, id: entry.id, hash }, count + 1);
     }
     if last != head {
-        return broken(format!("the end: entries after {} are missing; {} was the last", last.id, head.id));
+        return broken(format!("the end: entries after {} are missing; entry {} was the last", last.id, head.id));
     }
     if let Some(missing) = noted.iter().find(|noted| !found.contains(&noted.id)) {
         return broken(format!("entry {}: it was noted but is missing", missing.id));

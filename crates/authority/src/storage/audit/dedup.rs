@@ -10,7 +10,7 @@ const WRITTEN: u64 = 10;
 /// Maximum number of counters in memory.
 const MOST: usize = 16_384;
 
-/// The numbers of events by subject and minute. A minute is a number of minutes since the Unix epoch.
+/// The numbers of events by subject and minute. A minute is given as the number of minutes since the Unix epoch.
 pub struct AuditDedup<S>(Mutex<Counts<S>>);
 
 struct Counts<S> {

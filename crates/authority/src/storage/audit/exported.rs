@@ -32,7 +32,7 @@ pub fn verify_export(lines: impl BufRead, identity: &[u8], noted: &[NotedHead]) 
         let (trail, progress) = found.with_context(|| format!("line {}: there is no such trail", at + 1))?;
         let trail = *trail;
         if entry.id <= number {
-            return broken(trail, format!("entry {}: it is not behind entry {number}", entry.id));
+            return broken(trail, format!("entry {}: it comes after entry {number}, but numbers must rise", entry.id));
         }
         let before = progress.last.map_or_else(|| genesis(trail, identity), |(_, hash)| hash);
         let hash = link(&before, &entry);
@@ -160,7 +160,7 @@ mod tests {
         assert!(broken(&lines[3..], &[]).contains("the beginning: entries before"));
         assert!(broken(&[], &heads).contains("the end: 0 is the last entry"));
         let swapped = [&lines[1..2], &lines[..1], &lines[2..]].concat();
-        assert!(broken(&swapped, &[]).contains("not behind"));
+        assert!(broken(&swapped, &[]).contains("numbers must rise"));
         let other = verify_export(lines.join("\n").as_bytes(), b"another authority", &[]).unwrap();
         assert!(matches!(other, Verdict::Broken(what) if what.contains("the beginning")));
         // Entries that are newer than the heads are no fault, but an export that is older is not what was asked for.

@@ -30,7 +30,7 @@ pub(super) fn entries(
             bail!(Unavailable::now(format!(
                 "entry {number} of the cluster's log does not follow entry {} of this member: etcd contains another \
                  history, perhaps from a backup. docs/cluster.md says how to make a new cluster of the member that has \
-                 the most",
+                 the most entries",
                 position.applied
             )));
         }
@@ -51,7 +51,7 @@ pub(super) fn entries(
     Ok(position)
 }
 
-/// Adds an audit entry to this member's trails that was lost with the transaction. `row` has the columns of
+/// Adds to this member's trails an audit entry that was lost with the transaction. `row` has the columns of
 /// [`capture::AUDIT`].
 fn record_again(transaction: &Transaction<'_>, row: &[Value]) -> Result<()> {
     let text = |at: usize| match row.get(at) {
@@ -65,8 +65,8 @@ fn record_again(transaction: &Transaction<'_>, row: &[Value]) -> Result<()> {
     chain::append_again(transaction, &trail, time.cast_unsigned(), &event, fields)
 }
 
-/// Applies changes of rows. If a unique index refuses a change, because another row has the value at that moment,
-/// applies the change again after the others, which take the value away from that row.
+/// Applies changes of rows. A unique index refuses a change if another row still has the value. Such a change is
+/// applied again after the other changes, one of which takes the value away from that row.
 pub(super) fn changes(transaction: &Transaction<'_>, tables: &[Table], blocks: &[Block]) -> Result<()> {
     let mut waiting = Vec::new();
     for Block { table, kind, columns, rows } in blocks {
@@ -101,7 +101,7 @@ pub(super) fn changes(transaction: &Transaction<'_>, tables: &[Table], blocks: &
 
 fn change(transaction: &Transaction<'_>, table: &Table, kind: Kind, sql: &str, row: &[Value]) -> Result<()> {
     let changed = transaction.prepare_cached(sql)?.execute(params_from_iter(row))?;
-    // A row that is missing shows that this member's copy is not what the others have.
+    // If a row is missing, this member's copy differs from those of the other members.
     if kind != Kind::Put && changed != 1 {
         bail!(Unavailable::now(format!(
             "this member lacks a row of the table {} that the others have: `vouchsafe authority cluster join` copies \
@@ -148,7 +148,8 @@ fn statement(table: &Table, kind: Kind, columns: &[String]) -> Result<String> {
     })
 }
 
-/// Returns the clause with which a row replaces the one with the same key, unless both are the same.
+/// Returns the clause with which a new row replaces the row with the same key. If the two rows are equal, the clause
+/// changes nothing.
 fn on_conflict(table: &Table) -> String {
     let key = table.key_columns();
     let others: Vec<_> = table.columns.iter().filter(|column| !key.contains(column)).collect();

@@ -15,7 +15,7 @@ const LOCAL: &[&str] = &["audit", "audit_trails", "refusals", "rechecks", "unann
 /// The columns of an audit entry that a member records with a change.
 pub(super) const AUDIT: &str = "trail, time, event, person, device, source, receiver, rule, detail, operator";
 
-/// When a change of a table changes decisions.
+/// The changes of a table that change decisions.
 enum Decisive {
     /// Any change of the table.
     Any,

@@ -1,20 +1,20 @@
-//! Whether this host's clock is right. Leases, keys and the ends of sessions depend on the time, so a member with a
-//! wrong clock must neither issue nor record anything.
+//! Determines whether this host's clock is right. Leases, keys and the ends of sessions depend on the time, so a member
+//! with a wrong clock must neither issue nor record anything.
 //!
-//! A member compares its clock with those of the other members each second. That alone would be too late if somebody
-//! sets the clock: each answer until then would contain a wrong time. So the member also remembers what the clock
-//! showed when it was right, and how long ago that was by a clock that nobody can set.
+//! A member compares its clock with those of the other members each second. If somebody sets the clock, this comparison
+//! alone would be too late: each answer before it would contain a wrong time. So the member also remembers what the
+//! clock showed when it was right, and how long ago that was by a clock that nobody can set.
 
 use shell::clock::{since_boot, unix};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Largest difference, in seconds, from the clocks of most members. The times of the others are some seconds old if
-/// etcd answers late.
+/// Maximum difference, in seconds, between a clock that counts as right and the median of all members' clocks. The
+/// times of the other members are some seconds old if etcd answers late.
 const DIFFERENCE_MAX: u64 = 30;
-/// Largest step of a clock, in seconds, after which the member goes on without comparing its clock. Programs that
-/// synchronise clocks make smaller steps. After a larger step, the clock must not differ by more from those of the
-/// others.
+/// Maximum step of a clock, in seconds, after which the clock still counts as right before the next comparison.
+/// Programs that synchronise clocks make smaller steps. After a larger step, the clock counts as right again when it
+/// differs from the median by at most this number.
 const STEP_MAX: u64 = 5;
 /// Largest time between two readings that count as simultaneous. The process may have been stopped between them.
 const APART: Duration = Duration::from_millis(100);
@@ -101,7 +101,8 @@ pub fn sentence(behind: i64) -> String {
 }
 
 /// Returns the number of seconds by which a clock that shows `now` is behind the median of all members' clocks. With
-/// two members, only a clock that `was_set` is known to be the wrong one of the two.
+/// two members, nobody knows which of the two clocks is wrong. The result is then 0, except if `was_set` states that
+/// this clock was set.
 fn behind(now: u64, others: &[u64], was_set: bool) -> i64 {
     let ahead = |time: &u64| time.cast_signed() - now.cast_signed();
     if let [other] = others {

@@ -7,7 +7,7 @@ use rusqlite::ToSql;
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The level of the compression: the fast one, because the other members wait for the entry.
+/// The level of the compression. This level is fast, because the other members wait for the entry.
 const LEVEL: i32 = 3;
 /// Maximum length, in bytes, of what an entry or a piece of a snapshot is decompressed to.
 const PLAIN_MAX: usize = 256 << 20;

@@ -78,7 +78,7 @@ impl Formats {
         )))
     }
 
-    /// Returns changes as a database of `format` has them.
+    /// Converts changes to the form in which a database of `format` stores them.
     ///
     /// # Errors
     /// Fails if this format has no room for a change.
@@ -96,7 +96,8 @@ impl Formats {
         if !kept.contains(&false) {
             return Ok(block);
         }
-        // A column that is new in a later format is NULL everywhere, so that a change of it is a value for it.
+        // A column that a later format has added is NULL in every row. So a change of this column gives it a value, for
+        // which `format` has no room.
         let is_lost = |row: &Vec<Value>| row.iter().zip(&kept).any(|(value, kept)| !kept && *value != Value::Null);
         if block.kind != Kind::Put || block.rows.iter().any(is_lost) {
             bail!(self.no_room(&format!("a column of the table {}", block.table), format));

@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 pub(super) const ENTRY_MAX: usize = 1 << 20;
 /// Number of entries that are read in one request.
 const TOGETHER: u64 = 16;
-/// Minimum time for which writes fail at once after etcd has not answered. Meanwhile the storage thread does local
-/// work.
+/// Minimum time for which all writes fail at once, after a call to etcd that got no answer. Meanwhile the storage
+/// thread does local work.
 const REST: Duration = Duration::from_secs(1);
-/// Time after which the outcome of an append remains unknown.
+/// Maximum time for which a member tries to find out whether etcd recorded an append.
 const SETTLE: Duration = Duration::from_secs(2);
 
 /// The calls of etcd that the log needs. In tests, another implementation loses some of the answers.
@@ -95,7 +95,7 @@ impl Head {
 
 /// The right to append the next entry.
 pub(super) struct Turn {
-    /// The revision at which etcd recorded the turn. It tells the turn apart from a later one of the same holder.
+    /// The revision at which etcd recorded the turn. It distinguishes the turn from a later turn of the same holder.
     revision: i64,
     pub head: Head,
 }
@@ -105,8 +105,8 @@ pub(super) enum Taken {
     Turn(Turn),
     /// Somebody else has the turn. etcd recorded that turn at this revision.
     Held(i64),
-    /// The caller itself had an earlier turn, which it did not know of any more. This turn was given back: the caller can
-    /// request again.
+    /// The caller can request the turn again at once. It had an earlier turn that it did not know of, and that turn has
+    /// now ended.
     Again,
     /// The lease has ended.
     NoLease,
@@ -199,7 +199,7 @@ impl Log {
         self.key(&format!("log/{number:020}"))
     }
 
-    /// Returns what a ciphertext is bound to.
+    /// Returns the context to which a ciphertext is bound: the cluster and `name`.
     fn context(&self, name: &str) -> String {
         format!("{} {name}", self.0.cluster)
     }
@@ -242,8 +242,8 @@ impl Log {
     }
 
     /// Takes the turn if nobody has it. `holder` begins with the member's name, and is different for each open
-    /// database. Waits for etcd's answer for `patience` at most. If an earlier request with the same number `wanted` got
-    /// no answer, but the turn, the caller has the turn now.
+    /// database. Waits for etcd's answer for `patience` at most. An earlier request with the same number `wanted` may
+    /// have got the turn but no answer. This call then returns that turn.
     pub(super) fn take_turn(&self, lease: i64, (holder, wanted): (&str, u64), patience: Duration) -> Result<Taken> {
         self.check_clock()?;
         let (turn, head) = (self.key("turn"), self.key("head"));
@@ -384,12 +384,12 @@ impl Log {
         found.collect()
     }
 
-    /// Reports whether etcd has recently not answered.
+    /// Reports whether a recent call to etcd got no answer.
     pub(super) fn rests(&self) -> bool {
         self.resting().is_some()
     }
 
-    /// Fails if etcd did not answer a short time ago, so that the storage thread does not wait for etcd again.
+    /// Fails if a recent call to etcd got no answer, so that the storage thread does not wait for etcd again.
     pub(super) fn check_rest(&self) -> Result<(), Unavailable> {
         self.resting().map_or(Ok(()), |why| Err(Unavailable::now(why)))
     }

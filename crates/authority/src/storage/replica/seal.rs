@@ -32,7 +32,7 @@ impl FromStr for ClusterId {
 
     fn from_str(text: &str) -> Result<Self> {
         let id = hex::decode(text).ok().and_then(|id| id.try_into().ok());
-        Ok(Self(id.with_context(|| format!("`{text}` is not the id of a cluster: it has 32 hex digits"))?))
+        Ok(Self(id.with_context(|| format!("`{text}` is not the id of a cluster, which has 32 hex digits"))?))
     }
 }
 

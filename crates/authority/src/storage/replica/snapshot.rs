@@ -21,10 +21,10 @@ pub(super) const EVERY: u64 = 2000;
 pub(super) const KEPT: u64 = 1000;
 /// Approximate size in bytes of the rows of one piece, before it is compressed.
 const PIECE: usize = 768 << 10;
-/// Number of attempts to read a snapshot that another one replaces meanwhile.
+/// Maximum number of attempts to read a snapshot. An attempt fails if another snapshot replaces this one meanwhile.
 const ATTEMPTS: usize = 3;
 
-/// Describes the current snapshot. It is encrypted under the key `snapshot`.
+/// Describes the current snapshot. The key `snapshot` in etcd contains this description in encrypted form.
 #[derive(Debug, Serialize, Deserialize)]
 struct Header {
     /// Number of the last entry that the snapshot contains.
@@ -182,7 +182,7 @@ pub(super) fn upload(log: &Log, connection: &Connection, every: u64) -> Result<(
     Ok(())
 }
 
-/// Uploads the replicated tables, and makes this the current snapshot unless another was published since `before`.
+/// Uploads the replicated tables as the current snapshot, unless another snapshot has been published since `before`.
 fn publish(log: &Log, connection: &Connection, position: &Position, before: Option<KeyValue>) -> Result<bool> {
     let random: [u8; 8] = credentials::random()?;
     let name = format!("{:020}-{}", position.applied, hex::encode(random));
@@ -251,7 +251,8 @@ fn each_piece(
 pub(super) fn trim(log: &Log, kept: u64) -> Result<()> {
     let Some((header, _)) = header(log)? else { return Ok(()) };
     delete(log, log.entry_key(0), log.entry_key((header.number + 1).saturating_sub(kept)))?;
-    // The pieces of earlier snapshots, and of uploads that were given up. A later upload may be under way.
+    // These are the pieces of earlier snapshots, and of uploads that were given up. Pieces with later names stay,
+    // because an upload may be under way.
     delete(log, log.key("pieces/"), log.key(&format!("pieces/{}/", header.name)))
 }
 

@@ -1,7 +1,8 @@
 //! The grants that the journal contains and the database does not yet contain.
 //!
-//! A grant is only accepted if it can be recorded for certain. So the thread notes, when it records a grant, how many
-//! more grants the session may have. An account can thus fill only its own share of the list, and the list is bounded.
+//! The list accepts a grant only if the thread can certainly record it later. So when the thread records a grant, it
+//! notes how many more grants the session may have. An account can thus fill only its own share of the list, and the
+//! list is bounded.
 
 use crate::storage::journal::Journal;
 use crate::storage::{Basis, Issuance, Recorded, TokenHash};
@@ -11,10 +12,10 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 use wire::Flags;
 
-/// Time after which a grant is recorded, if no other work makes the thread record it earlier. The client and its
-/// verifier use the processors meanwhile, and several grants share one transaction.
+/// Time after which the thread records a grant, if no other work makes it record the grant earlier. Meanwhile the
+/// client and its verifier can use the processors, and further grants can join the transaction.
 const DELAY: Duration = Duration::from_millis(20);
-/// Number of grants that are recorded without waiting for more.
+/// Number of grants in the list at which the thread records them without waiting for more.
 const MANY: usize = 64;
 /// Maximum number of grants in the list.
 const MOST: usize = 1024;
@@ -23,7 +24,7 @@ const MOST_OF_SESSION: u32 = 16;
 /// Time until the thread tries again, if it could not record the grants.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A grant that its client has, and that is to be recorded.
+/// A grant that its client already has, and that the thread still has to record.
 pub struct Journaled {
     /// The grant.
     pub grant: Issuance,
@@ -60,7 +61,7 @@ pub enum Due {
     Never,
 }
 
-/// The grants of the journal that are to be recorded.
+/// The list of the journal's grants that the thread still has to record.
 pub struct JournaledGrants {
     journal: Option<Journal>,
     grants: Vec<Journaled>,
@@ -128,8 +129,8 @@ impl JournaledGrants {
         Some(self.accepted)
     }
 
-    /// Returns the grants of the list if the thread has to record them now. If other work is queued, it does, so that
-    /// this work finds the grants recorded.
+    /// Returns the grants of the list if the thread has to record them now. If other work is queued, the thread always
+    /// has to, so that this work finds the grants recorded.
     pub fn due(&mut self, has_other_work: bool) -> Due {
         let Some(at) = self.at else { return Due::Never };
         let wait = at.saturating_duration_since(Instant::now());

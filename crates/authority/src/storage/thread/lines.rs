@@ -91,9 +91,9 @@ impl Lines {
         Ok(())
     }
 
-    /// Writes a grant to the journal if the thread is idle, no work is queued, and `still` returns true: the grant's
-    /// basis has not ended. So work that is queued later finds the grant recorded. Reports whether the journal has the
-    /// grant.
+    /// Writes a grant to the journal if the thread is idle, no work is queued, and `still` returns true, which means
+    /// that the grant's basis has not ended. So work that is queued later finds the grant recorded. Reports whether the
+    /// journal has the grant.
     pub fn journal(&self, grant: Journaled, still: impl FnOnce() -> bool) -> bool {
         let mut queue = self.lock();
         let is_idle = !queue.ends && !queue.is_at_work && queue.turns.is_empty();
@@ -109,9 +109,9 @@ impl Lines {
         }
     }
 
-    /// Makes the thread record the grants of the journal at once; with `session`, only if one of them is the session's.
-    /// Returns a receiver, and the value that it has as soon as the grants are recorded. Returns `None` if the caller
-    /// need not wait.
+    /// Makes the thread record the grants of the journal at once. With `session`, does so only if one of these grants
+    /// belongs to that session. Returns a receiver, and the value that it has as soon as the grants are recorded.
+    /// Returns `None` if the caller need not wait.
     ///
     /// # Errors
     /// Fails if the grants could not be recorded a short time ago.
@@ -141,7 +141,7 @@ impl Lines {
         self.lock().journaled.keep_rooms(live);
     }
 
-    /// Notes that this many grants of the journal are recorded.
+    /// Notes that `count` more grants of the journal are recorded.
     pub fn note_recorded(&self, count: usize) {
         self.lock().journaled.note_recorded();
         self.recorded.send_modify(|recorded| *recorded += count as u64);
@@ -246,7 +246,7 @@ impl Lines {
         !queue.is_at_work && queue.turns.is_empty()
     }
 
-    /// Creates an empty queue for an account, with this room.
+    /// Creates an empty queue for an account. The semaphore `room` limits the length of the queue.
     pub fn hold(&self, whose: &str, room: Arc<Semaphore>) {
         let line = Line { jobs: VecDeque::new(), room };
         assert!(self.lock().lines.insert(whose.into(), line).is_none(), "{whose} has work queued");

@@ -1,6 +1,6 @@
 //! The ladder's results in the form in which they outlive the process. The caller stores them and passes them back
-//! after a restart. The ladder does not trust them: at worst, damaged results make connections begin with another rung
-//! for as long as the longest back-off.
+//! after a restart. The ladder does not trust stored results. At worst, damaged results make connections avoid a rung
+//! that works, for at most the longest back-off.
 
 use super::super::Subject;
 use super::memory::{BACKOFF_MAX, FAILURES_MAX, Record, Results, TIMES_MAX};
@@ -40,13 +40,14 @@ pub struct KeptPath {
 pub struct KeptRung {
     /// Whether the latest first packet by this rung was answered.
     pub works: bool,
-    /// Number of first packets in a row that were not answered by this rung, while another rung's packet was.
+    /// Number of first packets in a row that were sent by this rung and not answered, although another rung's packet
+    /// was.
     #[serde(default)]
     pub failures: u32,
     /// Number of times in a row that the rung became bad.
     #[serde(default)]
     pub times: u32,
-    /// Time until which connections begin with another rung; 0 if they begin with this rung.
+    /// Time until which the rung is bad, so that connections begin with another rung; 0 if the rung is not bad.
     #[serde(default)]
     pub until: u64,
 }

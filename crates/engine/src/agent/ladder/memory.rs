@@ -7,9 +7,9 @@ use std::time::Duration;
 
 /// Number of unanswered first packets after which a rung is bad, if another rung's packet was answered.
 pub const FAILURES_MAX: u32 = 2;
-/// Time for which a rung is bad at first. It doubles each time.
+/// Time for which a rung is bad at first. The time doubles whenever the rung becomes bad again.
 const BACKOFF: Duration = Duration::from_secs(3600);
-/// How often the time doubles: to 64 hours.
+/// Maximum number of times that [`BACKOFF`] doubles: to 64 hours.
 const DOUBLINGS_MAX: u32 = 6;
 /// Longest time for which a rung is bad.
 pub const BACKOFF_MAX: Duration = Duration::from_secs(3600 << DOUBLINGS_MAX);
@@ -21,7 +21,8 @@ pub const PATHS_MAX: usize = 128;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// Number of first packets in a row that were not answered by this rung, while another rung's packet was.
+    /// Number of first packets in a row that were sent by this rung and not answered, although another rung's packet
+    /// was.
     pub failures: u32,
     /// Time until which the rung is bad.
     pub until: Duration,
@@ -82,7 +83,7 @@ impl Memory {
         self.results(now, path).round_trip = Some(time);
     }
 
-    /// Records that a rung's first packet was answered at the time `at`: the rung is no longer bad.
+    /// Records that a rung's first packet was answered at the time `at`, so that the rung is no longer bad.
     pub fn worked(&mut self, now: Duration, path: &Path, rung: Rung, at: Duration) {
         let works = Record { works: Some(true), ..Record::default() };
         let results = self.results(now, path);
@@ -94,7 +95,7 @@ impl Memory {
         self.changed |= before != works;
     }
 
-    /// Returns the rung with which the next connection begins in order to find out whether this rung works.
+    /// Returns the rung with which the next connection begins if it is unclear whether this rung works.
     pub fn unclear(&self, path: &Path) -> Option<Rung> {
         self.paths.get(path)?.unclear
     }
@@ -106,10 +107,11 @@ impl Memory {
         }
     }
 
-    /// Records that `rung` has possibly failed. Its first packet was not answered in time, so the packet was also sent
-    /// by `other`. The answer that then arrived does not show which of the two it answers. If an earlier answer has
-    /// shown that `other` works, `rung` counts as failed. Otherwise, the next connection begins with `other`. The packet
-    /// was sent at the time `sent`. If another packet by `rung` was answered since, nothing is in doubt.
+    /// Records that `rung` has possibly failed. Its first packet was not answered in time, so the agent also sent the
+    /// packet by `other`. The answer that then arrived does not show which of the two packets it answers. If an earlier
+    /// answer has shown that `other` works, `rung` counts as failed. Otherwise, the next connection begins with
+    /// `other`. The agent sent the packet by `rung` at the time `sent`. If another packet by `rung` was answered since,
+    /// nothing is in doubt.
     pub fn doubted(&mut self, now: Duration, path: &Path, (rung, sent): (Rung, Duration), other: Rung) {
         let works = self.record(path, other).works == Some(true);
         let results = self.results(now, path);
@@ -130,8 +132,9 @@ impl Memory {
         self.changed |= differs;
     }
 
-    /// Records that a rung's first packet was not answered, although the packet was answered by another rung. It was sent
-    /// at the time `sent`. If a packet of another connection was answered since, the rung works by now.
+    /// Records that a first packet by `rung` was not answered, although the same packet by another rung was. The agent
+    /// sent the packet by `rung` at the time `sent`. If a packet of another connection by `rung` was answered since,
+    /// nothing changes, because the rung works by now.
     pub fn failed(&mut self, now: Duration, path: &Path, rung: Rung, sent: Duration) {
         let results = self.results(now, path);
         if sent <= results.answered[rung as usize] {

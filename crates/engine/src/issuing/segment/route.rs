@@ -36,9 +36,9 @@ impl Given {
         Ok(Self { segment, proofs, hops: path.to_vec(), ..self.clone() })
     }
 
-    /// Reports whether the authority issued this segment for the path with these hops, whose verifiers have these `keys`
-    /// in the epoch of the segment. `hops` is empty if the path is not fixed. On a fixed path, the first proof is
-    /// sufficient, because it covers the hops.
+    /// Reports whether the authority issued this segment for the path with these hops, whose verifiers have these
+    /// `keys` in the epoch of the segment. `hops` is empty if the path is not fixed. On a fixed path, the first proof
+    /// is sufficient, because it covers the hops.
     pub fn takes(&self, keys: &[ProofKey], hops: &[Ipv6Addr]) -> bool {
         let checked = if hops.is_empty() { keys.len() } else { 1 };
         let mut proofs = (0..).zip(self.proofs.iter().zip(keys)).take(checked);

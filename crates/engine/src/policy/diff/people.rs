@@ -14,7 +14,7 @@ const MOST_ASKERS: usize = 50_000;
 const MOST_MATCHES: usize = 4_000_000;
 /// Maximum number of prefixes for subjects' addresses.
 const MOST_SOURCES: usize = 300;
-/// To look at this many rules of a class costs as much as one question about a subject.
+/// Number of rules of a class whose evaluation costs as much as one question about a subject.
 const MATCH: usize = 8;
 
 /// All subjects that rules distinguish.
@@ -260,8 +260,9 @@ fn classes<'p>(
 }
 
 impl Profile {
-    /// Returns the outcome that a reader assumes for a profile without an entry of its own. That is the outcome of the
-    /// parent whose outcome differs from that of the person without attributes; if none differs, the latter.
+    /// Returns the outcome that a reader assumes for a profile without an entry of its own. If a parent's outcome
+    /// differs from the outcome of the person without attributes, it is the parent's outcome. If no parent's outcome
+    /// differs, it is the outcome of the person without attributes.
     fn implied<'o, 'p>(&self, outcomes: &'o [[Outcome<'p>; 2]]) -> Result<Option<&'o [Outcome<'p>; 2]>, Ambiguous> {
         let Some((person, parts)) = self.parents.split_last() else { return Ok(None) };
         let person = &outcomes[*person];

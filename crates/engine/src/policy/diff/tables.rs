@@ -154,7 +154,8 @@ impl<'p> Table<'p> {
     }
 }
 
-/// Writes the members of a group. Of many, names only some that the group does not have in the other policy.
+/// Writes the members of a group. If there are too many, names only some of the members that the group does not have in
+/// the other policy.
 fn members_of(of: &BTreeSet<String>, other: &BTreeSet<String>) -> String {
     if of.is_empty() {
         return "nobody".to_owned();

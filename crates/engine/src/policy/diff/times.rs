@@ -4,7 +4,8 @@ use super::{Here, TooLarge};
 use crate::policy::{Policy, When};
 use std::collections::BTreeSet;
 
-/// A day more than a week: weekly windows repeat after a week.
+/// Period for which times are compared, in seconds. It is a day more than a week, because weekly windows repeat after a
+/// week.
 const WEEK: u64 = 8 * 86_400;
 /// Maximum number of queries for a window's next change.
 const MOST_STEPS: usize = 200_000;

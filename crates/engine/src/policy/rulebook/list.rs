@@ -3,24 +3,24 @@
 //!
 //! The list is a table of cache lines, 16 words each. A hash of the sender's number determines the line of its entries,
 //! so one line is read to find out whether a sender is present. A line has slots for senders, then a slot for the
-//! *strength* of each sender's entry, then an overflow word. That word has a bit for each sender for which a search has
-//! to continue in the next line. Seven eighths of the slots are taken.
+//! *strength* of each sender's entry, then an overflow word. Each sender has one of this word's 32 bits. If the bit is
+//! set, a search for the sender has to continue in the next line. Seven eighths of the slots are taken.
 //!
-//! A strength is `(level * ranks + rank) << bits | saying`, in two, four or eight bytes, as few as suffice. The level
-//! is the index of the entry's priority among the list's priorities; the rank is the index of its freshness; the saying
-//! is the index of its action, terms and window. So of two entries the one with the greater strength decides, and only
-//! that entry is looked up in the words behind the table:
+//! A strength is `(level * ranks + rank) << bits | saying`. It takes two, four or eight bytes, as few as suffice. The
+//! level is the index of the entry's priority among the list's priorities. The rank is the index of the entry's
+//! freshness. The saying is the index of the entry's action, terms and window. So of two entries, the entry with the
+//! greater strength decides. Only for this entry, a decision reads the words behind the table:
 //!
 //! | words | |
 //! |---|---|
-//! | 1 each | numbers of ranks that strengths have room for, ranks in use, sayings, sayings that allow, levels |
-//! | 1 each | sayings: the window or 0, above it the terms; those that allow come first |
+//! | 1 each | five counts: ranks that strengths have room for, ranks in use, sayings, sayings that allow, levels |
+//! | 1 each | sayings: the window or 0 in the low bits, the terms above; sayings that allow come first |
 //! | 1 each | levels: the priority |
 //! | 3 each | runs of consecutive freshness values: the rank of the first one, and its value |
 //!
-//! There is room for more ranks than are in use, so most changes of an entry copy the block and change a few words of
-//! the copy. Only if there is no room left, or if an entry has a priority or a saying that no other has, or is not the
-//! freshest, the list is packed anew.
+//! There is room for more ranks than are in use, so most changes of an entry copy the lines and change a few words of
+//! the copy. The list is packed again only if there is no room left, or if the new entry is older than the freshest
+//! entry, or has a priority or a saying that no other entry has.
 
 use super::fetch::fetch;
 use super::{Entry, Sender};
@@ -35,9 +35,9 @@ const WORDS: usize = 16;
 /// Index of a line's overflow word.
 const MORE: usize = WORDS - 1;
 const COUNTS: usize = 5;
-/// Place of the number of ranks in use among the counts.
+/// Index, among the counts, of the number of ranks in use.
 const IN_USE: usize = 1;
-/// Number of ranks that a new list has room for beyond those in use, if its strengths don't get wider by it.
+/// Number of further ranks for which a new list has room, if this room does not make the list's strengths wider.
 const SPARE: usize = 64;
 /// Number of lines in which [`List::with`] looks for a free slot.
 const REACH: usize = 8;
@@ -80,7 +80,7 @@ enum Width {
 pub(super) struct Scattered(u32);
 
 impl From<Sender> for Scattered {
-    /// The result is never 0, which marks an empty slot, because no sender has the highest number.
+    /// The result is never 0, because no sender has the highest number. 0 marks an empty slot.
     #[inline]
     fn from(sender: Sender) -> Self {
         Self(sender.0.wrapping_add(1).wrapping_mul(SPREAD))
@@ -161,7 +161,8 @@ impl List {
         }
     }
 
-    /// Returns the list with one more entry; `None` if a copy has no place for it, and the list must be packed anew.
+    /// Returns a copy of the list with one more entry; `None` if the copy has no place for the entry, so that the list
+    /// must be packed again.
     pub(super) fn with(&self, entry: &Entry) -> Option<Self> {
         if self.homes == 0 {
             return None;

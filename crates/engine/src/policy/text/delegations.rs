@@ -94,7 +94,7 @@ fn read_delegates(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, policy: &Pol
     for word in fields.required_texts(reader, "delegates") {
         match subject(reader, &word, policy) {
             Some(who @ (Who::Person(_) | Who::Group(_))) => delegates.push(who),
-            // Everybody, a device or an address is nobody who could be asked why.
+            // Nobody can ask everybody, a device or an address for the reason of a decision.
             Some(_) => reader.fault(word.span(), "a delegate must be \"person:NAME\" or \"group:NAME\""),
             None => {}
         }
@@ -118,9 +118,9 @@ pub(super) fn read_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, max_l
     }
 }
 
-/// Checks that none of the receivers `named` by a delegation or list is one for which only rules can allow grants: a
-/// receiver in a virtual network, the service of a verifier's tunnels, or a receiver to which a rule demands a sealed
-/// tunnel, because grants by consent or by a list can't demand one. Messages call these grants "grants by `by`".
+/// Checks the receivers `named` by a delegation or list. Refuses receivers for which only rules can allow grants. These
+/// are receivers in a virtual network, the services of verifiers' tunnels, and receivers to which a rule demands a
+/// sealed tunnel. A grant by consent or by a list can't demand a tunnel. Messages call such grants "grants by `by`".
 pub(super) fn check_receivers(reader: &mut Reader<'_>, policy: &Policy, named: &[(usize, Range<usize>)], by: &str) {
     if named.is_empty() {
         return;

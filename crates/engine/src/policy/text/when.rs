@@ -35,7 +35,7 @@ fn read_window(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Window {
             None => {
                 let zones = window::zones();
                 let hint = hint(word.get_ref(), zones.iter().map(String::as_str));
-                let why = format!("no time zone `{}`{hint}", word.get_ref().escape_debug());
+                let why = format!("`{}` is not a time zone{hint}", word.get_ref().escape_debug());
                 reader
                     .fault(word.span(), format!("{why} (names are those of the IANA database, such as Europe/Zurich)"));
             }
@@ -102,7 +102,7 @@ fn hours(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<(u16, u16)> {
     span
 }
 
-/// Parses a day, a local time, or a time with its offset, with or without quotes. The flag states whether it is a day.
+/// Parses a day, a local time, or a time with its offset, with or without quotes. The `bool` says whether it is a day.
 fn date(reader: &mut Reader<'_>, value: &Spanned<DeValue<'_>>, zone: &TimeZone) -> Option<(Timestamp, bool)> {
     let text = match value.get_ref() {
         DeValue::Datetime(date) => Some(date.to_string()),

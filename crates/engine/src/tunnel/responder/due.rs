@@ -6,7 +6,8 @@ use super::{Chance, Close, Control, Millis, Outgoing, Responder, Tables, Tunnel,
 use crate::tunnel::ATTEMPT;
 use std::collections::{BTreeSet, VecDeque};
 
-/// A responder begins a new phase this much later than an initiator would: otherwise both would begin one each time.
+/// A responder begins a new phase this much later than an initiator would. Without this delay, both ends would begin a
+/// new phase each time.
 const PATIENCE: Millis = 10_000;
 /// Time within which every tunnel's grant is checked, unless [`Responder::recheck`] asks for it at once.
 const ROUND: Millis = 1_000;
@@ -84,7 +85,8 @@ impl Responder {
         }
     }
 
-    /// Returns why a tunnel has to end, if it has to; `None` if there is no such tunnel any more.
+    /// Returns the reason why a tunnel has to end, or `Some(None)` if it can continue. Returns `None` if the tunnel
+    /// does not exist any more.
     fn ended(&self, id: TunnelId, wall: u32, tables: &(impl Tables + ?Sized)) -> Option<Option<Close>> {
         let tunnel = self.tunnels.get(&id)?;
         if tables.is_revoked(tunnel.handle) || tunnel.holder.0 != 0 && tables.is_ended(tunnel.holder) {
@@ -101,7 +103,7 @@ impl Responder {
         self.forget(id);
     }
 
-    /// Does what is due in a tunnel.
+    /// Does the work that is due in a tunnel.
     fn tend(&mut self, id: TunnelId, now: Millis, chance: &mut dyn Chance, out: &mut Vec<Outgoing>) {
         let Some(tunnel) = self.tunnels.get_mut(&id) else { return };
         tunnel.due = Millis::MAX;
@@ -137,12 +139,12 @@ impl Responder {
 }
 
 impl Tunnel {
-    /// Returns the age of a phase at which this end begins the next.
+    /// Returns the age of a phase at which this end begins the next phase.
     fn begins(&self) -> Millis {
         self.link.rekey_after() + PATIENCE
     }
 
-    /// Returns when there is something to do.
+    /// Returns the time at which the tunnel's next work is due.
     fn work(&self) -> Millis {
         let own = if self.confirmed { self.link.due(self.begins()) } else { self.begun + ATTEMPT };
         let first = self.first.as_ref().map_or(Millis::MAX, |first| first.until);

@@ -4,7 +4,7 @@ use super::{Chance, Index, TunnelId};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Odd and without a pattern (2^64 divided by the golden ratio).
+/// Factor of the hash: odd, and without a pattern (2^64 divided by the golden ratio).
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The hasher of tables whose keys are numbers that the responder has chosen. Nobody else can choose keys that collide,
