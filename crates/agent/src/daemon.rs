@@ -147,6 +147,10 @@ pub async fn run(settings: Settings) -> Result<()> {
     let calls = tokio::spawn(control::serve(listener, command_sender));
     let mut signals = Signals::listen()?;
     tracing::info!(socket = %daemon.settings.socket.display(), "agent started");
+    // `systemctl start` returns now. Without this, a `vouchsafe login` after it could find no agent.
+    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
+        tracing::warn!("cannot notify the service manager: {error}");
+    }
     let mut look = Instant::now();
     loop {
         let pause = daemon.timeout().map_or(LOOK, |at| at.saturating_sub(now()));

@@ -10,6 +10,7 @@ use lab::{Namespace, Port, Process, poll};
 use std::fs::{File, OpenOptions};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::PathBuf;
 use std::process::Output;
 use std::time::{Duration, Instant};
@@ -136,19 +137,26 @@ impl Stage {
         Ok(())
     }
 
-    /// Starts the agent; returns once it is attached.
+    /// Starts the agent; returns once the agent tells the service manager that it is ready. Commands must work from then
+    /// on.
     pub fn start_agent(&mut self) -> Result<()> {
+        let notified = self.client.dir().join("notify");
+        let _ = std::fs::remove_file(&notified);
+        let manager = UnixDatagram::bind(&notified)?;
+        manager.set_read_timeout(Some(SOON))?;
         let mut command = self.client.command(lab::vouchsafe());
-        command.env("VOUCHSAFE_LOG", "debug");
+        command.env("VOUCHSAFE_LOG", "debug").env("NOTIFY_SOCKET", &notified);
         command
             .args(["agent", "run"])
             .args(&self.flags)
             .args(["--instance", &self.instance, "--socket"])
             .arg(self.socket());
         command.arg("--dir").arg(self.client.dir().join("agent"));
-        let mut process = self.client.start(command)?;
-        process.wait_for("agent started", SOON)?;
-        self.agent = Some(process);
+        self.agent = Some(self.client.start(command)?);
+        let mut room = [0; 64];
+        let length = manager.recv(&mut room).context("READY=1")?;
+        ensure!(room[..length].starts_with(b"READY=1"), "{}", String::from_utf8_lossy(&room[..length]));
+        UnixStream::connect(self.socket()).context("a ready agent answers")?;
         Ok(())
     }
 
