@@ -146,11 +146,13 @@ impl Namespace {
             .with_context(|| format!("cannot set {key}={value} in {}", self.name))
     }
 
-    /// Makes TCP use CUBIC, the kernel's own default, whatever the machine is set to. BBR sends by timers at the rate
-    /// that it has estimated. On a path without a slow link, a measurement would show BBR's timers in place of the
-    /// path.
-    pub fn use_cubic(&self) -> Result<()> {
-        self.sysctl("net/ipv4/tcp_congestion_control", "cubic")
+    /// Makes TCP use CUBIC, or Reno where the machine does not allow CUBIC to network namespaces. BBR, to which a
+    /// machine may be set, sends by timers at the rate that it has estimated. On a path without a slow link, a
+    /// measurement would show BBR's timers in place of the path.
+    pub fn use_loss_based_control(&self) -> Result<()> {
+        let allowed = self.enter(|| fs::read_to_string("/proc/sys/net/ipv4/tcp_allowed_congestion_control"))?;
+        let control = if allowed.split_whitespace().any(|one| one == "cubic") { "cubic" } else { "reno" };
+        self.sysctl("net/ipv4/tcp_congestion_control", control)
     }
 
     /// Turns an offload of `device` on or off, for instance `tx` (checksums). While `tx` is on, packets leave a veth

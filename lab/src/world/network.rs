@@ -88,7 +88,7 @@ impl Network {
             way,
         };
         let Self { alice, mallory, router, internet, gateway, server, authority, .. } = &network;
-        [alice, mallory, server].into_iter().chain(gateway).try_for_each(Namespace::use_cubic)?;
+        [alice, mallory, server].into_iter().chain(gateway).try_for_each(Namespace::use_loss_based_control)?;
         for (client, device, four, six) in
             [(alice, "lan-alice", "10.1.0", "fd01::"), (mallory, "lan-mallory", "10.2.0", "fd02::")]
         {

@@ -150,7 +150,7 @@ pub fn network(with_nat: bool) -> (Namespace, Namespace, Namespace) {
         host.route("default", four).expect("a route");
         host.route("default", six).expect("a route");
         // A new namespace may have been given the machine's own settings.
-        host.use_cubic().expect("the kernel's default");
+        host.use_loss_based_control().expect("CUBIC or Reno");
         host.sysctl("net/ipv4/ip_forward", "0").expect("a host that forwards nothing");
         host.sysctl("net/ipv6/conf/all/forwarding", "0").expect("a host that forwards nothing");
     }
