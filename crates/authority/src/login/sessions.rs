@@ -4,6 +4,7 @@ use crate::now;
 use crate::storage::{Database, Session, Storage, TokenHash};
 use anyhow::Result;
 use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 type Table = HashMap<TokenHash, Arc<Session>>;
@@ -11,7 +12,11 @@ type Table = HashMap<TokenHash, Arc<Session>>;
 /// The sessions by the hash of their token. The database is authoritative. Only the storage thread writes this table,
 /// in the order of its writes to the database.
 #[derive(Default)]
-pub struct Sessions(RwLock<Table>);
+pub struct Sessions {
+    table: RwLock<Table>,
+    /// How often the table was locked for a change.
+    changes: AtomicU64,
+}
 
 impl Sessions {
     /// Returns the agent's session with this token. Returns `None` if the session has ended, or if it is a browser's
@@ -25,6 +30,12 @@ impl Sessions {
         let (sessions, now) = (self.read(), now());
         let lives = |session: &&Arc<Session>| session.expires > now && session.ends.is_none();
         tokens.map(|token| sessions.get(token).filter(lives).cloned()).collect()
+    }
+
+    /// Returns the number of changes of the table that have begun. If it is the same as at an earlier [`Self::get_all`],
+    /// the sessions that this returned are still those of the table.
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::SeqCst)
     }
 
     /// Returns the session of a browser at the console, if it has not ended.
@@ -106,10 +117,12 @@ impl Sessions {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Table> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+        self.table.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Table> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+        let table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        table
     }
 }

@@ -47,6 +47,11 @@ pub struct Answers {
 }
 
 impl Answers {
+    /// Creates an empty value with memory for this number of answers.
+    pub fn for_at_most(number: usize) -> Self {
+        Self { places: Vec::with_capacity(number), answers: Vec::with_capacity(number) }
+    }
+
     /// Adds `answer`, which answers the datagram with the index `place`.
     pub fn push(&mut self, place: usize, answer: Answer) {
         self.places.push(place);

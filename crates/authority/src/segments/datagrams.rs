@@ -163,7 +163,7 @@ impl DatagramService {
     }
 
     fn answers(&self, batch: &[InBatch<'_>]) -> Answers {
-        let mut answers = Answers::default();
+        let mut answers = Answers::for_at_most(batch.len());
         if batch.is_empty() {
             return answers;
         }
@@ -171,24 +171,31 @@ impl DatagramService {
         // before it.
         let policy = self.policy.blocking_read();
         let (networks, now) = (self.issuer.networks(), now());
-        let sessions = || self.sessions.get_all(batch.iter().map(|one| &one.request.holder));
-        let begun = sessions();
-        let decide = |(InBatch { request, question, .. }, session): (&InBatch<'_>, &Option<Arc<Session>>)| {
-            let requester =
-                Requester { token: request.holder, session: session.as_ref().ok_or(Refusal::NotLoggedIn)?, now };
+        let changes = self.sessions.changes();
+        let sessions = self.sessions.get_all(batch.iter().map(|one| &one.request.holder));
+        let decide = |InBatch { request, question, .. }: &InBatch<'_>, session: Option<&Arc<Session>>| {
+            let requester = Requester { token: request.holder, session: session.ok_or(Refusal::NotLoggedIn)?, now };
             let (given, permit) = self.issuer.give(&policy, &networks, requester, question)?;
-            let (room, path) = (room_beside(&given), question.path.unwrap_or(0));
-            let answers = || self.issuer.answers_to(&policy, &networks, requester, &given, path, room);
+            let answers = || {
+                let (room, path) = (room_beside(&given), question.path.unwrap_or(0));
+                self.issuer.answers_to(&policy, &networks, requester, &given, path, room)
+            };
             let answers = question.answers.then(answers).flatten().unwrap_or_default();
             // A client that names no path would take an answer with the number of other paths for malformed.
             let others = question.path.map_or(0, |_| others(&networks, &given));
             Ok::<_, Refusal>((Issued { given, answers, others }, permit))
         };
-        let decided: Vec<Decided<'_>> = batch.iter().zip(&begun).map(decide).collect();
-        for (((one, decided), begun), session) in batch.iter().zip(decided).zip(&begun).zip(&sessions()) {
-            let reply = match (begun, session) {
-                (Some(begun), Some(session)) if session.allows_as(begun) => self.reply(one, session, decided, now),
-                _ => self.refuse(Refusal::NotLoggedIn),
+        for (one, begun) in batch.iter().zip(&sessions) {
+            let decided: Decided<'_> = decide(one, begun.as_ref());
+            // The segment is recorded now. If its session ends or changes after this line, the book is re-evaluated.
+            let session = match begun {
+                Some(_) if self.sessions.changes() == changes => begun.clone(),
+                Some(begun) => self.sessions.get(&one.request.holder).filter(|session| session.allows_as(begun)),
+                None => None,
+            };
+            let reply = match session {
+                Some(session) => self.reply(one, &session, decided, now),
+                None => self.refuse(Refusal::NotLoggedIn),
             };
             if let Some(answer) = one.request.key.seal_answer(one.request.counter, &reply) {
                 answers.push(one.index, answer);

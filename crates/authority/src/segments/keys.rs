@@ -1,7 +1,7 @@
 //! A cache of the verifiers' proof keys, because deriving a key takes longer than issuing a segment.
 
 use anyhow::Result;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 use wire::{Epoch, ProofKey};
@@ -13,10 +13,11 @@ const EPOCHS: usize = 3;
 /// The cached keys. The first index is epoch and authority address, the second is the list of a path's verifiers. Has
 /// no `Debug`, because keys are secret.
 #[derive(Default)]
-pub struct Keys(RwLock<HashMap<Of, OfPaths>>);
+pub struct Keys(RwLock<BTreeMap<Of, OfPaths>>);
 
 type Of = (u64, IpAddr);
-type OfPaths = HashMap<Vec<String>, Arc<[ProofKey]>>;
+/// There are few paths, so that comparing names is faster than hashing them.
+type OfPaths = BTreeMap<Vec<String>, Arc<[ProofKey]>>;
 
 impl Keys {
     /// Returns the keys of these verifiers, in the same order. Calls `make` to derive them if they are not cached.

@@ -78,9 +78,10 @@ impl<T> Prefixes<T> {
     pub(crate) fn overlapping(&self, prefix: &IpNet) -> impl Iterator<Item = &T> + use<'_, T> {
         let (family, bits, most, length) = self.family(prefix);
         let last = bits | !leading_ones(length, most) & leading_ones(most, most);
-        let within = family.values.range((bits, length)..=(last, most));
-        let within = within.filter(move |((_, other), _)| *other > length).map(|(_, value)| value);
-        self.around(*prefix).chain(within)
+        // No prefix is within a single address.
+        let within = (length < most).then(|| family.values.range((bits, length)..=(last, most)));
+        let within = within.into_iter().flatten().filter(move |((_, other), _)| *other > length);
+        self.around(*prefix).chain(within.map(|(_, value)| value))
     }
 
     fn family(&self, prefix: &IpNet) -> (&Family<T>, u128, u8, u8) {
