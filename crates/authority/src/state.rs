@@ -281,6 +281,7 @@ impl Authority {
             confirmation,
             runs: SingleFlight::default(),
             is_policy_untold: Arc::default(),
+            is_unfinished: AtomicBool::default(),
         });
         let enforcer = Arc::new(Enforcer {
             settings: settings.clone(),

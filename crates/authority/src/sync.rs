@@ -38,6 +38,8 @@ pub struct Synchroniser {
     pub(crate) runs: SingleFlight,
     /// Whether the authority still has to notify the listeners that the policy changed.
     pub(crate) is_policy_untold: Arc<AtomicBool>,
+    /// Whether a run has begun and has not ended: it goes on, or it failed, or its caller was cancelled.
+    pub(crate) is_unfinished: AtomicBool,
 }
 
 impl Synchroniser {
@@ -50,6 +52,12 @@ impl Synchroniser {
     /// Fails if the database cannot be read or written.
     pub async fn run(&self) -> Result<()> {
         self.runs.run(async || self.run_once().await).await
+    }
+
+    /// Reports whether another run is necessary, because the last one may not have withdrawn consent to segments. A
+    /// client can cause this: if it closes its connection, the run that serves its call is cancelled.
+    pub fn is_unfinished(&self) -> bool {
+        self.is_unfinished.load(Ordering::SeqCst)
     }
 
     /// Does what [`Self::run`] does, and notifies all listeners that the policy changed, together with the revocations.
@@ -92,6 +100,7 @@ impl Synchroniser {
     }
 
     async fn run_once(&self) -> Result<()> {
+        self.is_unfinished.store(true, Ordering::SeqCst);
         let Self { sessions, verifiers, preferences, push, .. } = self;
         let (sessions, verifiers) = (sessions.clone(), verifiers.clone());
         let (preferences, push) = (preferences.clone(), push.clone());
@@ -139,6 +148,7 @@ impl Synchroniser {
             self.segments.announce(&withdrawn);
         }
         self.close_streams();
+        self.is_unfinished.store(false, Ordering::SeqCst);
         Ok(())
     }
 

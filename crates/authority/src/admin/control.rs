@@ -214,8 +214,8 @@ pub(crate) async fn serve(listener: UnixListener, authority: Arc<Authority>) -> 
     }
 }
 
-/// The turn of a command: only the command that holds it may act. A command ends its turn when it has acted, before it
-/// waits for verifiers and members of the cluster.
+/// The turn of a command: only one command at a time holds it. A command ends its turn when it has acted, before it
+/// waits for verifiers and members of the cluster. A command that needs no turn ends it before it acts.
 type Turn = OwnedMutexGuard<()>;
 
 async fn answer(stream: UnixStream, authority: Arc<Authority>, turns: Arc<Mutex<()>>) -> Result<()> {

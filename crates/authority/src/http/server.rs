@@ -279,7 +279,7 @@ async fn keep_house(authority: Arc<Authority>) -> Result<()> {
         ticks.tick().await;
         let done = async {
             let seen = authority.storage.call(|database| database.version()).await?;
-            if version.replace(seen) != Some(seen) {
+            if version.replace(seen) != Some(seen) || authority.sync.is_unfinished() {
                 authority.sync.run().await?;
             }
             authority.audit.settle_refusals(now() / 60).await?;

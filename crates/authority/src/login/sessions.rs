@@ -32,8 +32,9 @@ impl Sessions {
         tokens.map(|token| sessions.get(token).filter(lives).cloned()).collect()
     }
 
-    /// Returns the number of changes of the table that have begun. If it is the same as at an earlier [`Self::get_all`],
-    /// the sessions that this returned are still those of the table.
+    /// Returns the number of changes of the table that have begun. If the number is still the same as before an earlier
+    /// call of [`Self::get_all`], the table still has the sessions that this call returned. A session can nevertheless
+    /// have expired since then.
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::SeqCst)
     }

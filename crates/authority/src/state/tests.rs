@@ -154,6 +154,10 @@ async fn a_revocation_is_announced_though_the_request_that_synchronises_ends() {
     begin.send(()).unwrap();
     let announced = async { while !heard.next().await.is_some_and(|event| event.contains("sessions_revoked")) {} };
     soon(announced).await;
+    // The run did not get to the segments. The server sees this within a second, and runs again.
+    assert!(authority.sync.is_unfinished());
+    assert!(soon(authority.sync.run()).await.is_ok());
+    assert!(!authority.sync.is_unfinished());
 }
 
 /// The points are taken off although the application hangs up, so what follows from them must happen, too.

@@ -320,8 +320,9 @@ fn ahead(frame: &[u8], packet: &Packet, alone: &Alone) -> Option<Vec<u8>> {
     }
 }
 
-/// Forwards frames, with rules for their flow. With `port`, the rules match only packets from this port of the switch.
-/// The switch sends another device's packets with the same addresses up to the controller.
+/// Forwards frames, with rules for their flow. With `port`, the rule for the direction of `packet` matches only packets
+/// from this port of the switch. The switch sends another device's packets with the same addresses up to the
+/// controller.
 fn forward(packet: &Packet, known: bool, port: Option<u32>, frames: Vec<Vec<u8>>) -> Fate {
     let mut rules = rules::flow(packet, known).map(Vec::from).unwrap_or_default();
     if let Some(there) = rules.first_mut() {

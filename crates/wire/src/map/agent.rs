@@ -42,7 +42,7 @@ pub const KEEPS_FLOWS: u32 = 4;
 /// Bit of [`Steering::asks`]: the programs look up whether the sender of a packet asks for a treatment.
 pub const ASKS: u32 = 1;
 /// Bit of [`Steering::asks`]: at least one cgroup asks for a treatment, so the programs also look up the sender's
-/// cgroup.
+/// cgroup and the cgroups around it.
 pub const ASKS_BY_CGROUP: u32 = 2;
 
 /// A flow whose packets the program steers into a sealed tunnel.

@@ -112,7 +112,7 @@ pub async fn run(arguments: RevokeArguments) -> Result<ExitCode> {
     Ok(code)
 }
 
-/// Returns the sentence that says that the grant, device or person to revoke does not exist.
+/// Returns the sentence that says that the grant, device, person, service or session to revoke does not exist.
 fn unknown(which: &Which) -> String {
     match which {
         Which::Grant(handle) => {

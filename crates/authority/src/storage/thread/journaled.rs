@@ -84,8 +84,8 @@ impl JournaledGrants {
         Self { journal, grants, in_progress, at: None, has_failed: false, accepted: 0, rooms }
     }
 
-    /// Writes a grant to the journal and adds it to the list. Returns false if this is not possible, or if the list has a
-    /// grant that the request could renew once that grant is recorded.
+    /// Writes a grant to the journal and adds it to the list. Returns false if this is not possible, or if the list has
+    /// a grant that the request could renew once that grant is recorded.
     pub fn accept(&mut self, grant: Journaled) -> bool {
         let key = Key::of(&grant.grant);
         if self.keys().any(|other| other == key) {
@@ -119,8 +119,8 @@ impl JournaledGrants {
         self.in_progress.iter().copied().chain(self.grants.iter().map(|journaled| Key::of(&journaled.grant)))
     }
 
-    /// Makes all grants of the list due. Returns the number of grants that were accepted so far, or `None` if they cannot
-    /// be recorded now.
+    /// Makes all grants of the list due. Returns the number of grants that were accepted so far, or `None` if they
+    /// cannot be recorded now.
     pub fn hurry(&mut self) -> Option<u64> {
         if self.has_failed {
             return None;
@@ -129,8 +129,8 @@ impl JournaledGrants {
         Some(self.accepted)
     }
 
-    /// Returns the grants of the list if the thread has to record them now. If other work is queued, the thread always
-    /// has to, so that this work finds the grants recorded.
+    /// Returns the grants of the list if the thread has to record them now. If other work is queued, the thread has to,
+    /// so that this work finds the grants recorded. After a failure, it tries again only after a pause.
     pub fn due(&mut self, has_other_work: bool) -> Due {
         let Some(at) = self.at else { return Due::Never };
         let wait = at.saturating_duration_since(Instant::now());
