@@ -146,8 +146,10 @@ fn run(scene: &mut Scene, end: End) -> Result<()> {
     if scene.held::<Endpoint>(end).is_none() {
         scene.hold(end, Endpoint(Instance::new("svtep")));
     }
-    let instance =
-        scene.held::<Endpoint>(end).map(|endpoint| endpoint.0.name().to_owned()).context("it was put there")?;
+    let instance = scene
+        .held::<Endpoint>(end)
+        .map(|endpoint| endpoint.0.name().to_owned())
+        .context("INVARIANT: the scene has both endpoints")?;
     let [program, state, config, socket] =
         [lab::vouchsafe(), scene.path(end, "state"), scene.path(end, "svtep.toml"), scene.path(end, "svtep.sock")]
             .map(|path| path.display().to_string());

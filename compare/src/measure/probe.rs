@@ -128,7 +128,7 @@ pub fn settle(client: &Way, server: Ipv4Addr, within: Duration) -> Result<()> {
         Ok(socket.recv(&mut [0; 16]).is_ok())
     };
     let settled = lab::poll(within, || prompt().unwrap_or(false));
-    ensure!(settled, "the server gave no prompt answer within {} s", within.as_secs());
+    ensure!(settled, "for {} s, the server answered no datagram within {PROMPT:?}", within.as_secs());
     Ok(())
 }
 

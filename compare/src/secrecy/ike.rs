@@ -106,7 +106,7 @@ impl Session {
 /// Fails if the key exchange was not recorded, or if `exchanged` does not open the session.
 pub fn attempt(frames: &[Seen], shared_key: &[u8], exchanged: &[u8]) -> Result<Attempt> {
     let session = Session::of(frames)?;
-    ensure!(session.open(exchanged)?.is_some(), "the session's own secret does not open it");
+    ensure!(session.open(exchanged)?.is_some(), "the secret from the log does not open the recorded session");
     let padded = prf(shared_key, &[b"Key Pad for IKEv2"]);
     let mut raw = shared_key.to_vec();
     raw.resize(32, 0);

@@ -308,7 +308,7 @@ impl Sealed {
             anyhow::bail!("the grant's suite is for first packets only: a tunnel needs a grant of another suite");
         };
         wanted.granted(now(), unix, (*header, key.clone()));
-        let terms = wanted.terms(service).context("it has just got a grant")?;
+        let terms = wanted.terms(service).context("INVARIANT: the tunnel has just got a grant")?;
         let pump = self.start(maps)?;
         pump.end().set_tunnel(key_of(subject, service), terms, times());
         pump.wake();
@@ -531,7 +531,7 @@ impl Sealed {
             if let Err(error) = std::fs::write(&filter, "0") {
                 tracing::debug!("cannot write {filter}: {error}");
             }
-            device.first().context("a tunnel has at least one queue")?.turn_on()?;
+            device.first().context("INVARIANT: a tunnel has at least one queue")?.turn_on()?;
             let flows = maps.steered_flows()?;
             let opener = move |flow: &FlowKey| flows.get(flow).ok().flatten();
             let mut end = AgentEnd::asking(Box::new(opener));

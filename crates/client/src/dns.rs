@@ -100,7 +100,7 @@ impl<R> Lookup<'_, R> {
         ensure!(size <= LONGEST, "the answer is {size} bytes long; the maximum is {LONGEST}");
         let mut bytes = vec![0; size];
         stream.read_exact(&mut bytes).await?;
-        (self.answer)(self.domain, id, &bytes).context("the answer is not to this question")
+        (self.answer)(self.domain, id, &bytes).context("the answer belongs to another question")
     }
 }
 

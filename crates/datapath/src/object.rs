@@ -136,7 +136,7 @@ fn copy(name: &str, old: &MapHandle, new: &MapHandle) -> Result<()> {
     }
     let (before, after) = (old.max_entries(), new.max_entries());
     if lost > 0 {
-        tracing::warn!(map = name, before, after, copied, lost, "resized; some entries did not fit and are lost");
+        tracing::warn!(map = name, before, after, copied, lost, "resized the map; entries that did not fit are lost");
     } else {
         tracing::info!(map = name, before, after, copied, "resized");
     }

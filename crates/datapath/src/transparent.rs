@@ -222,7 +222,7 @@ fn listen_in_place_of(address: SocketAddr) -> Result<TcpListener> {
     }
     be_transparent(&socket, address)?;
     // Accepted connections inherit this. ICMP errors about them go to the other host, so the path's MTU stays unknown.
-    setsockopt(&socket, TcpMaxSeg, &SEGMENT_MAX).context("cannot limit the segments")?;
+    setsockopt(&socket, TcpMaxSeg, &SEGMENT_MAX).context("cannot limit the length of TCP segments (TCP_MAXSEG)")?;
     bind(socket.as_raw_fd(), &SockaddrStorage::from(address))?;
     listen_at(&socket, Backlog::MAXALLOWABLE)?;
     Ok(TcpListener::from(socket))

@@ -2,7 +2,7 @@
 
 use crate::Check;
 
-const REMEDY: &str = "run a time service (systemd-timesyncd, chrony); tokens need a clock within 30 s";
+const REMEDY: &str = "run a time service (systemd-timesyncd, chrony); tokens need a clock that is right to within 30 s";
 
 /// Checks the kernel's estimate of its clock's error.
 pub(crate) fn synchronised() -> Check {

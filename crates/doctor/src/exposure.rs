@@ -56,7 +56,7 @@ fn ways(pins: &Pins) -> Check {
 fn covered(verifier: &str, open: &[OpenWay]) -> Check {
     let all: Vec<_> = open.iter().map(|way| format!("{} is {}", way.name, way.why)).collect();
     if all.is_empty() {
-        return Check::ok("ways in", format!("{verifier}: no known path into this host bypasses its attachments"));
+        return Check::ok("ways in", format!("{verifier}: no known path into this host bypasses its programs"));
     }
     let remedy = "have the verifier protect these interfaces, too, or detach them from the protected ones";
     Check::missing("ways in", format!("{verifier}: {}", all.join("; ")), remedy)

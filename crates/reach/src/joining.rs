@@ -78,7 +78,7 @@ pub fn plan(
         if let Some(receiver) = session.receivers.iter().find(is_in) {
             let text = format!(
                 "organisation {name:?} would speak for addresses that organisation {:?} ({}) protects already: {} is \
-                 its receiver {:?}. Give {name:?} other networks, or log out of the other organisation",
+                 the receiver {:?} there. Give {name:?} other networks, or log out of the other organisation",
                 shown(None),
                 session.authority,
                 receiver.prefix,

@@ -62,12 +62,12 @@ impl Sealed {
         // First of all: without a device, packets to the inside addresses must not leave by another interface.
         networks.iter().try_for_each(route::add_dead_end)?;
         let sockets = listen(tunnels, queues)?;
-        let service = sockets.first().context("a tunnel has at least one queue")?.local_addr()?;
+        let service = sockets.first().context("INVARIANT: a tunnel has at least one queue")?.local_addr()?;
         let device = Device::with_queues(DEVICE, MTU, queues)?;
         let interface = Interface::named(DEVICE)?;
         let mut program = shared.kernel().load_tunnel()?;
         program.attach(&interface).context("cannot attach to the tunnel's device")?;
-        device.first().context("a tunnel has at least one queue")?.turn_on()?;
+        device.first().context("INVARIANT: a tunnel has at least one queue")?.turn_on()?;
         for network in networks {
             route::add_address(interface.index, Inside::own(network))?;
             route::add_route(network, interface.index)?;

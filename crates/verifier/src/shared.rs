@@ -296,7 +296,7 @@ impl Shared {
             return verdict;
         }
         if self.kernel().mark().is_some() {
-            let text = format!("{}; it passes without the mark, so that a packet filter can drop it", verdict.text);
+            let text = format!("{}; but it passes without the mark, so that a packet filter can drop it", verdict.text);
             return view::Verdict { text, ..verdict };
         }
         if !self.observe {

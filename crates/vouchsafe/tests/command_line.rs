@@ -293,7 +293,7 @@ fn a_policy_is_tried_applied_and_taken_back_from_the_command_line() {
     assert!(code == 0 && words.contains("allowed by"), "{words}");
     assert_eq!(policy(&asked).0, 1, "it is in no network");
     let (code, words) = policy(&[&asked[..], &["--network", "red"]].concat());
-    assert!(code == 2 && words.contains("no receivers in network `red`; it has some in: blue"), "{words}");
+    assert!(code == 2 && words.contains("no receivers in network `red`; it has receivers in: blue"), "{words}");
     let (code, words) = policy(&["explain", "alice", "-"]);
     assert!(code == 2 && words.contains("quotes"), "{words}");
     assert_eq!(policy(&["replay", &first]), (0, "decided again: 0 grants and 0 refusals of the last 24 h\n".into()));

@@ -68,7 +68,7 @@ impl Relayed {
         }
         let length = usize::from(u16::from_be_bytes([rest[2], rest[3]]));
         if length > BODY_MAX {
-            return Err(Error::Malformed("the header is longer than a gateway's"));
+            return Err(Error::Malformed("the header is longer than any that a gateway sends"));
         }
         let mut body = [0; BODY_MAX];
         source.read_exact(&mut body[..length]).map_err(Error::Socket)?;
@@ -104,7 +104,7 @@ fn parse(family: u8, body: &[u8]) -> Result<Relayed, Error> {
         (Some(person), Some(device), Some(rule), Some(receiver), Some(grant)) if !person.is_empty() => {
             Some(Identity { person, device, receiver, rule, grant })
         }
-        _ => return Err(Error::Malformed("the header names a person in part")),
+        _ => return Err(Error::Malformed("the header lacks some of the fields that describe the person")),
     };
     Ok(Relayed { client, server, identity, unique })
 }

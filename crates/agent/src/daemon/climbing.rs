@@ -142,8 +142,8 @@ mod with_tunnels {
                     self.climbing.placed.entry(*slot).and_modify(|placed| placed.written = Some(choice));
                 }
                 Err(error) => {
-                    tracing::error!(to = ?slot.destination(), "cannot store in the kernel by which rung connections \
-                                                               begin: {error:#}");
+                    tracing::error!(to = ?slot.destination(), "cannot store in the kernel the rung with which \
+                                                               connections begin: {error:#}");
                 }
             }
         }
@@ -307,7 +307,7 @@ mod with_tunnels {
         pub(in crate::daemon) fn follow_network(&mut self) {
             let network = self.climbing.network.look();
             if self.climbing.ladder.moved(network) {
-                tracing::debug!("another network: connections begin with the first rung");
+                tracing::debug!("the network has changed: connections begin with the first rung again");
             }
             self.write_rungs();
         }

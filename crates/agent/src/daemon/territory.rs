@@ -84,15 +84,15 @@ impl Bounds for Limits {
         }
         if let Some((other, network)) = territory.other(*uid, name, address) {
             return Some(format!(
-                "{whose} of organisation {name:?} would be {host}{at}, but you have given {network} to organisation \
-                 {other:?}. If this address is right, log in to {other:?} with other networks, and then to {name:?} \
-                 with `{flag}`"
+                "{whose} of organisation {name:?} is said to be {host}{at}, but you have given {network} to \
+                 organisation {other:?}. If this address is right, log in to {other:?} with other networks, and then \
+                 to {name:?} with `{flag}`"
             ));
         }
         match own {
             Some(_) if !is_named => Some(format!(
-                "{whose} of organisation {name:?} would be {host}{at}, which is outside of the networks that you have \
-                 given to {name:?}. If this address is right, log in again with all its networks and `{flag}`"
+                "{whose} of organisation {name:?} is said to be {host}{at}, which is outside of the networks that you \
+                 have given to {name:?}. If this address is right, log in again with all its networks and `{flag}`"
             )),
             _ => None,
         }

@@ -240,8 +240,8 @@ async fn act(authority: &Arc<Authority>, command: Command, turn: Turn) -> Result
         Command::AcceptTrails { by } => {
             let cluster = authority.members.cluster().context(NO_MEMBER)?;
             let lost = cluster.lost_heads().context("etcd has not answered since the start: try again later")?;
-            ensure!(!lost.is_empty(), "the audit trails of this member lack nothing that it has published");
-            let detail = format!("the audit trails lack entries: they contained {}", lost.join(" and "));
+            ensure!(!lost.is_empty(), "nothing to accept: the audit trails here contain all that was published");
+            let detail = format!("audit trails lack entries that this member has published: {}", lost.join(" and "));
             authority.audit.write(AuditEvent::new("audit_accepted").detail(detail).by(&by)).await?;
             cluster.set_lost_heads(Vec::new());
             Ok(format!("accepted that the audit trails do not contain {} any more", lost.join(" and ")))

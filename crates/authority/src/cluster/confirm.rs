@@ -86,7 +86,7 @@ impl Followed {
 impl fmt::Display for Followed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(why) = &self.unknown {
-            return write!(f, "; it is not known which members have followed: {why}{}", self.verifiers);
+            return write!(f, "; it is not known at which members the change is in force: {why}{}", self.verifiers);
         }
         match self.confirmed.as_slice() {
             [] => {}
@@ -98,7 +98,7 @@ impl fmt::Display for Followed {
         }
         if !self.absent.is_empty() {
             let absent = self.absent.join(", ");
-            write!(f, "; {absent} not there: until its `grace` is over, it may renew leases as before")?;
+            write!(f, "; no contact with {absent}: until `grace` is over, such a member may renew leases as before")?;
         }
         write!(f, "{}", self.verifiers)
     }
@@ -240,11 +240,11 @@ mod tests {
         assert!(followed.is_complete());
         let followed = Followed { late: vec!["c".into()], absent: vec!["d".into()], ..followed };
         let text = followed.to_string();
-        assert!(text.contains("NOT yet in force at c") && text.contains("d not there"), "{text}");
+        assert!(text.contains("NOT yet in force at c") && text.contains("no contact with d"), "{text}");
         assert!(!followed.is_complete());
         assert!(followed.is_late());
         let followed = Followed { unknown: Some("nobody answers".into()), ..followed };
-        assert!(followed.to_string().ends_with("not known which members have followed: nobody answers"));
+        assert!(followed.to_string().ends_with("not known at which members the change is in force: nobody answers"));
     }
 
     #[test]

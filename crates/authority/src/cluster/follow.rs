@@ -210,7 +210,7 @@ impl Follower {
                 _ => false,
             };
             if gone && !sent_away {
-                tracing::warn!("this member asks the endpoints that listen here to change to another member");
+                tracing::warn!("this member asks its agents, verifiers and tunnel endpoints to use another member");
                 self.push.broadcast(&Event::RoleChange { next: self.members.next() });
             }
             sent_away = gone;

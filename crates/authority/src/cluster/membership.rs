@@ -417,9 +417,9 @@ impl Cluster {
     pub fn set_lost_heads(&self, lost: Vec<String>) {
         if !lost.is_empty() {
             tracing::error!(
-                "the audit trails of this member lack entries that it has published earlier; they contained {}. The \
-                 disk was lost or has an earlier state, or the power failed. Find out the reason, then run `vouchsafe \
-                 authority audit accept`",
+                "the audit trails of this member lack entries that it has published earlier: {}. The disk was lost or \
+                 has an earlier state, or the power failed. Find out the reason, then run `vouchsafe authority audit \
+                 accept`",
                 lost.join(" and ")
             );
         }

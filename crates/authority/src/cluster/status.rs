@@ -193,8 +193,8 @@ impl fmt::Display for Status {
             )?,
             (None, problem) => writeln!(
                 f,
-                "etcd does not answer ({}): it is not known which members are there; the database here ends at entry \
-                 {}",
+                "etcd does not answer ({}): it is not known which members are running; the database here ends at \
+                 entry {}",
                 problem.as_deref().unwrap_or("unknown reason"),
                 self.applied
             )?,
@@ -214,8 +214,8 @@ impl fmt::Display for Status {
         for MemberStatus { name, lost, .. } in self.members.iter().filter(|member| !member.lost.is_empty()) {
             writeln!(
                 f,
-                "the audit trails of member {name} lack entries; they contained {}. When you know the reason, run \
-                 `vouchsafe authority audit accept` at {name}",
+                "the audit trails of member {name} lack entries that it has published: {}. When you know the \
+                 reason, run `vouchsafe authority audit accept` at {name}",
                 lost.join(" and ")
             )?;
         }

@@ -431,7 +431,7 @@ async fn grant_owner(
 fn checked(handles: Vec<u64>) -> Result<Vec<Handle>, Problem> {
     let count = handles.len();
     if count > LIVE_FLOWS_MAX {
-        return Err(Problem::Malformed(format!("{count} handles at a time are too many: at most {LIVE_FLOWS_MAX}")));
+        return Err(Problem::Malformed(format!("a call may have at most {LIVE_FLOWS_MAX} handles: found {count}")));
     }
     Ok(handles.into_iter().map(Handle).collect())
 }
@@ -475,7 +475,7 @@ async fn acknowledge(
     Body(Acknowledgement { handles, marks }): Body<Acknowledgement>,
 ) -> Result<StatusCode, Problem> {
     if marks.len() > MARKS_MAX {
-        return Err(Problem::Malformed(format!("at most {MARKS_MAX} marks, not {}", marks.len())));
+        return Err(Problem::Malformed(format!("a call may have at most {MARKS_MAX} marks: found {}", marks.len())));
     }
     grants.acknowledge(&caller.id, &checked(handles)?);
     let known = marks.iter().filter(|mark| push.confirm(&caller.id, **mark)).count();
@@ -499,7 +499,7 @@ async fn report(
     if flows > REPORTED_FLOWS_MAX || reasons > REPORTED_REASONS_MAX {
         let most = format!("at most {REPORTED_FLOWS_MAX} flows and {REPORTED_REASONS_MAX} drop reasons");
         return Err(Problem::Malformed(format!(
-            "the report is too long: {flows} flows and {reasons} drop reasons, {most}"
+            "a report may have {most}: found {flows} flows and {reasons} drop reasons"
         )));
     }
     let now = now();

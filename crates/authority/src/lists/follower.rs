@@ -168,7 +168,7 @@ impl State {
         store.changes(after, |change| {
             let name = by_generation.get(&change.generation).filter(|_| !loaded.contains(&change.generation));
             let Some(name) = name else { return Ok(()) };
-            let list = lists.get_mut(name).context("the list was read")?;
+            let list = lists.get_mut(name).context("INVARIANT: the list was read")?;
             match change.terms {
                 Some(terms) => list.put(change.receiver, &entry(change.sender, &terms)?)?,
                 None => {

@@ -56,7 +56,7 @@ pub struct EtcdServer {
 
 /// Adds the metrics to a page.
 pub(super) fn add(page: &mut Page, cluster: &ClusterSnapshot) {
-    page.gauge("cluster_members", "Members of the cluster that are there", cluster.members as f64);
+    page.gauge("cluster_members", "Running members of the cluster, this one included", cluster.members as f64);
     page.gauge("cluster_members_known", "Members that belong to the cluster, running or not", cluster.known as f64);
     page.gauge(
         "cluster_followed",

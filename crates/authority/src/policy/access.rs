@@ -353,7 +353,7 @@ impl AccessRequests {
             let (delegation, allow) = match allow {
                 None => (first, None),
                 Some((services, lifetime)) => {
-                    let why = "the delegation does not cover these services, or no longer the person who asks";
+                    let why = "the delegation does not cover these services, or no longer covers the person who asks";
                     let delegation = permitted(policy, decider, applicant, &entry.receiver, &services, lifetime, why)?;
                     (delegation, Some((services, now() + u64::from(lifetime))))
                 }

@@ -51,7 +51,7 @@ impl fmt::Display for Heard {
             (late, "connected, but has NOT confirmed within the time limit: flows may go on there"),
             (unable, "does not confirm, because it runs an earlier release: it should have cut the flows by now"),
             (absent, "not connected: it hears of this when it connects; until then flows go on there"),
-            (unknown, "a member that does not say what the verifiers that are connected to it have confirmed"),
+            (unknown, "a member that does not report what its verifiers have confirmed"),
         ] {
             if !names.is_empty() {
                 write!(f, "; {}: {says}", listed(names))?;

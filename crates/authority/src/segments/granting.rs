@@ -37,7 +37,7 @@ const MOST_OF_PERSON: usize = 64;
 const LATE: Duration = Duration::from_secs(2);
 
 const OTHER_ADDRESS: &str =
-    "the session did not get its line from this address, or it got it more than an hour ago: get another line";
+    "the session did not get its line from this address, or got the line more than an hour ago: get another line";
 const STALE: &str = "the time in the request is not the authority's time: get another line";
 const BUSY: &str = "too many requests for grants at a time: send this one over HTTPS";
 const OVER_HTTPS: &str = "this grant does not fit into a datagram: request it over HTTPS";

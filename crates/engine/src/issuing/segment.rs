@@ -82,8 +82,8 @@ impl fmt::Display for GiveError {
         match self {
             Self::Path => write!(
                 f,
-                "a path must have 1 to {PROOFS_MAX} verifiers; a fixed path needs an IPv6 address of each, and the \
-                 last must be the receiving endpoint's"
+                "a path must have 1 to {PROOFS_MAX} verifiers; a fixed path needs the IPv6 address of each \
+                 verifier, and the last address must be that of the receiving endpoint"
             ),
             Self::Family => f.write_str("sender and receiver, or their endpoints, are of different address families"),
             Self::Time => f.write_str("the authority's clock is later than the latest time that a segment can express"),

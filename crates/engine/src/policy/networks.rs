@@ -348,7 +348,7 @@ fn read_ways(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Vec<Way> {
     for fields in &alternatives {
         let way = read_way(reader, fields, is_fixed);
         if ways.contains(&way) {
-            let text = "this alternative is the path itself, or another alternative: give it other verifiers";
+            let text = "this alternative repeats the path itself, or another alternative: give it other verifiers";
             reader.fault(fields.span(), text);
         }
         ways.push(way);

@@ -26,14 +26,16 @@ pub fn decide(tables: &mut impl TablesMut, observer: &mut impl Observer, frame: 
     }
     if decision.tables.config().chain & chain::LATER != 0 {
         // Only a packet that another authority's programs have refused gets here (§6.13).
-        decision.note("organisation", false, || "only the earlier organisations have this service".into());
+        decision.note("organisation", false, || {
+            "an earlier organisation has this service and refused the packet; this one does not have it".into()
+        });
         return Outcome::Drop(DropReason::NoToken);
     }
     if !decision.tables.in_tunnel() {
         return outcome;
     }
     // A tunnel leads to protected services only (§6.11.1).
-    decision.note("tunnel", false, || "a packet out of a sealed tunnel is for no protected service".into());
+    decision.note("tunnel", false, || "the packet left a sealed tunnel, but its destination is unprotected".into());
     Outcome::Drop(DropReason::NoToken)
 }
 
@@ -87,7 +89,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             return Ok(Outcome::NotOurs);
         };
         if packet.form == Form::Broken {
-            self.note("destination", true, || format!("something at {destination} is protected"));
+            self.note("destination", true, || format!("at least one service at {destination} is protected"));
             return Err(DropReason::Malformed);
         }
         if packet.fragment != Fragment::Whole {
@@ -284,7 +286,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             return Ok(Outcome::NotOurs);
         }
         // A fragmented SYN would need no token; TCP discovers the path MTU and needs no fragments.
-        self.require("fragment", packet.protocol != TCP, DropReason::Fragment, || "first of its packet".into())?;
+        self.require("fragment", packet.protocol != TCP, DropReason::Fragment, || "the first fragment".into())?;
         let flow = self.live_flow(&key).ok_or(DropReason::Fragment)?;
         self.refresh(&key, flow, packet);
         self.tables.put_fragment(&portless, id, self.now);

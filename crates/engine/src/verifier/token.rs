@@ -79,8 +79,8 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         })?;
         let fits = self.tables.in_tunnel() || !header.flags.has(Flags::SEALED);
         self.require("treatment", fits, DropReason::Unsealed, || match fits {
-            true => "the grant admits here".into(),
-            false => "the grant admits inside a sealed tunnel only, and this packet is outside".into(),
+            true => "the grant does not require a sealed tunnel, or the packet came out of one".into(),
+            false => "the grant is valid inside a sealed tunnel only, and this packet came outside of one".into(),
         })?;
         let claim = Claim::of(&token, &key);
         self.unrevoked(&claim)?;

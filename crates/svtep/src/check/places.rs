@@ -48,7 +48,7 @@ pub fn compare(
     let more = missing.len().saturating_sub(MOST_MISSING);
     found.extend(missing.into_iter().take(MOST_MISSING));
     if more > 0 {
-        found.push(Found::new(format!("{more} more places"), Err(anyhow!("no tenant has them, either"))));
+        found.push(Found::new(format!("{more} more places"), Err(anyhow!("no tenant has these addresses, either"))));
     }
     found
 }

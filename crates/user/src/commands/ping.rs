@@ -227,7 +227,7 @@ async fn print_rungs(steps: &mut Steps, at: &At, to: SocketAddr) -> Result<()> {
             (RungState::Works, _) => "works".to_owned(),
             (RungState::Blocked, None | Some(0)) => "blocked".to_owned(),
             (RungState::Blocked, Some(seconds)) => {
-                format!("blocked: for the next {}, connections begin with another rung", left(seconds, 0))
+                format!("blocked: connections do not begin with this rung for the next {}", left(seconds, 0))
             }
             (RungState::NotTried, _) => "not tried".to_owned(),
         };

@@ -173,7 +173,7 @@ impl Supervisor {
                 Ok(Some(question)) => question,
                 Ok(None) => continue,
                 Err(error) => {
-                    tracing::debug!("no more questions: {error}");
+                    tracing::debug!("the kernel reports no more system calls of the command: {error}");
                     return;
                 }
             };

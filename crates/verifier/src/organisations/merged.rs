@@ -47,7 +47,7 @@ fn joined(prefix: IpNet, [own, foreign]: [Option<&Services>; 2]) -> Services {
             %prefix,
             services = own.len(),
             "the default organisation has too many separate port ranges where another organisation has services, too: \
-             nobody reaches the last one. Join neighbouring ports into ranges"
+             nobody reaches the ports of the last range. Join neighbouring ports into ranges"
         );
         own.truncate(SERVICES_MAX - 1);
     }

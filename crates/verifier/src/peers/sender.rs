@@ -200,9 +200,13 @@ async fn receive_replies(
             .with_context(|| format!("the peer answered nothing for {SILENCE:?}"))?;
         read.context("the connection was lost")?;
         let Some((number, oldest)) = unanswered.queue().pop_front() else {
-            bail!("the peer sent an answer, although this gateway waits for none")
+            bail!("the peer sent an answer, but it has already answered every message of this gateway")
         };
-        ensure!(reply.number.get() == number, "the peer's answer is to message {}, not {number}", reply.number.get());
+        ensure!(
+            reply.number.get() == number,
+            "the peer answered message {}, but this gateway expects the answer to message {number}",
+            reply.number.get()
+        );
         let gap = oldest.map(|oldest| Duration::from_nanos(boot_time().saturating_sub(oldest)));
         state.answered(reply.taken.get(), reply.refused.get(), gap);
     }

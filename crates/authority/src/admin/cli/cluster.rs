@@ -283,7 +283,8 @@ async fn status(at: &At, json: bool) -> Result<ExitCode> {
         let missing = status.members.iter().filter(|member| member.is_there == Some(false)).count();
         if missing > 0 {
             println!(
-                "\n{} not there: start it; if it will never come back, run `vouchsafe authority cluster remove NAME`",
+                "\n{} without contact with etcd (NO in the column THERE). If a member will never come back, run \
+                 `vouchsafe authority cluster remove NAME`; otherwise start it",
                 count(missing, "member")
             );
         }

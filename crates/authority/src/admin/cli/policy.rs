@@ -270,7 +270,7 @@ fn explain(question: &Explain) -> Result<ExitCode> {
             let known = if known.is_empty() {
                 "no receiver is in a network".to_owned()
             } else {
-                format!("it has some in: {}", known.join(", "))
+                format!("it has receivers in: {}", known.join(", "))
             };
             policy.network(name).with_context(|| format!("the policy has no receivers in network `{name}`; {known}"))?
         }

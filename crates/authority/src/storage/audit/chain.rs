@@ -402,7 +402,7 @@ fn verify(connection: &Connection, trail: Trail, identity: &[u8], noted: &[Noted
         (last, count) = (Head { trail, id: entry.id, hash }, count + 1);
     }
     if last != head {
-        return broken(format!("the end: entries after {} are missing; entry {} was the last", last.id, head.id));
+        return broken(format!("the end: entries after {} are missing; the last entry was {}", last.id, head.id));
     }
     if let Some(missing) = noted.iter().find(|noted| !found.contains(&noted.id)) {
         return broken(format!("entry {}: it was noted but is missing", missing.id));

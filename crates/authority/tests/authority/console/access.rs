@@ -395,7 +395,7 @@ async fn a_consent_rests_on_the_delegation_that_covers_the_person() {
     let id = ask(&eve).await;
     stage.apply(&both.replace("who = [\"person:eve\", \"person:alice\"]", "who = \"person:alice\"")).await.unwrap();
     let answer = decide(&mut bob, &id, "allow").await;
-    assert!(answer.status == StatusCode::FORBIDDEN && answer.text.contains("no longer the person"), "{}", answer.text);
+    assert!(answer.status == StatusCode::FORBIDDEN && answer.text.contains("no longer covers"), "{}", answer.text);
     // A delegate neither sees the request nor decides about it if none of his delegations covers her.
     let others = both.replace("delegates = \"group:dba\"", "delegates = \"person:bob\"");
     stage
