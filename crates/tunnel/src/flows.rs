@@ -158,9 +158,10 @@ impl Flows {
         }
     }
 
-    /// Records the tunnel out of which a packet of a flow came. If the tunnel's client has not shown that it has the
-    /// tunnel's keys, the packet is possibly a copy that somebody else sent. In this case, answers go into this tunnel
-    /// only until a packet of the flow comes out of a confirmed tunnel.
+    /// Records the tunnel out of which a packet of a flow came. The tunnel is confirmed if its client has shown that it
+    /// has the tunnel's keys. Answers to the flow go into a confirmed tunnel at once. The packet of another tunnel is
+    /// possibly a copy that somebody else sent. Answers go into that tunnel if it is newer than the one recorded before,
+    /// and until a packet of the flow comes out of a confirmed tunnel.
     pub fn came_through(&mut self, key: &FlowKey, tunnel: TunnelId, is_confirmed: bool) {
         if let Some(flow) = self.flows.get_mut(key) {
             flow.tunnel = if is_confirmed { Some(tunnel) } else { flow.tunnel.max(Some(tunnel)) };
