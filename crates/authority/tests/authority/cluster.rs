@@ -495,5 +495,5 @@ async fn a_member_whose_disk_goes_back_in_time_is_named_until_somebody_accepts_i
     let accepted = b.directory.open_database().unwrap().audit_entries(None, 100).unwrap();
     assert!(accepted.iter().any(|entry| entry.event == "audit_accepted" && entry.operator.is_some()));
     let error = trails::accept(&b.directory).await.unwrap_err().to_string();
-    assert!(error.contains("lack nothing"), "{error}");
+    assert!(error.contains("nothing to accept"), "{error}");
 }

@@ -11,6 +11,8 @@ use wire::Handle;
 
 /// Time for which the members write.
 const SPAN: Duration = Duration::from_secs(4);
+/// Minimum number of grants that a writer records.
+const LEAST: usize = 4;
 /// Pieces of work after which a writer ends at the latest.
 const MOST: usize = 400;
 
@@ -42,7 +44,8 @@ fn write(database: &mut Database, writer: u8, until: Instant) -> Acknowledged {
     let (mut chance, mut told, by) = (Chance(writer.into()), Acknowledged::default(), Operator::current());
     let (key, mut number) = database.numbering().unwrap();
     for nth in 0..MOST {
-        if Instant::now() >= until {
+        // A busy machine may need longer for what is checked.
+        if Instant::now() >= until && told.grants.len() >= LEAST {
             break;
         }
         match chance.next() % 10 {
@@ -119,7 +122,7 @@ fn check(databases: &mut [Database], told: &[Acknowledged]) {
     let policies: usize = told.iter().map(|told| told.policies).sum();
     assert_eq!(first.policies().unwrap().len(), policies);
     for told in told {
-        assert!(told.grants.len() > 3, "too little was written: {}", told.grants.len());
+        assert!(told.grants.len() >= LEAST, "too little was written: {}", told.grants.len());
         for handle in &told.grants {
             let entry = first.grant(*handle).unwrap().unwrap_or_else(|| panic!("{handle} is lost"));
             assert!(entry.handle == *handle);
