@@ -234,8 +234,8 @@ pub struct Settings {
     pub everything_but: Option<Vec<IpNet>>,
     /// Settings for checking proofs; `None` if proofs are not checked.
     pub proofs: Option<ProofsSettings>,
-    /// The networks for which the default organisation's authority may speak; empty for all that no other organisation
-    /// has.
+    /// The networks for which the default organisation's authority may speak. If the list is empty, the authority may
+    /// speak for every network that no other organisation has.
     pub networks: Vec<IpNet>,
     /// The services for which the default organisation's authority may speak; empty for all.
     pub services: Vec<Service>,

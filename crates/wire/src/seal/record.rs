@@ -294,7 +294,7 @@ impl RecordHeader {
     }
 }
 
-/// Notice to the sender of a record that the record's index is unknown (wire.md §9.12). The notice is not
+/// Tells the sender of a record that the receiver does not know the record's index (wire.md §9.12). The notice is not
 /// authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unknown {
