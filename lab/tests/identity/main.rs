@@ -98,6 +98,8 @@ fn about(port: u16, more: &[&str]) -> Vec<String> {
 /// Time for an attempt to connect. The end of the port's previous connection may undo an attempt: on the NAT, which has
 /// forgotten that connection, or at the server.
 const ATTEMPT: Duration = Duration::from_secs(3);
+/// Time within which a connection from a used port succeeds. Several attempts may fail before, also on a busy machine.
+const ATTEMPTS: Duration = Duration::from_secs(40);
 
 /// Opens a connection from this port and gets a page over it.
 fn visit(client: &Namespace, port: u16) -> Result<(TcpStream, String)> {
@@ -106,7 +108,7 @@ fn visit(client: &Namespace, port: u16) -> Result<(TcpStream, String)> {
     // The client's own stack keeps a port for a second after it was used.
     client.sysctl("net/ipv4/tcp_tw_reuse", "1")?;
     let mut stream = None;
-    let connected = poll(SOON, || {
+    let connected = poll(ATTEMPTS, || {
         stream = client.enter(|| TcpStream::connect_timeout(&front(false), ATTEMPT)).ok();
         stream.is_some()
     });
