@@ -24,10 +24,10 @@ use crate::run::{self, cargo, command_as_root, output};
 use crate::{build, kernels, target_dir};
 
 /// Test programs that compare durations or rates, and use all processors: any work beside them would change their results.
-const ALONE: &[(&str, &str)] = &[("lab", "hostile_account")];
+const ALONE: &[(&str, &str)] = &[("lab", "hostile_account"), ("lab", "cluster")];
 /// Test programs beside which the emulated machines run. Another test program would change their results, but the machines
 /// get only the time that these programs leave.
-const BESIDE_MACHINES: &[(&str, &str)] = &[("compare", "small_run"), ("lab", "cluster")];
+const BESIDE_MACHINES: &[(&str, &str)] = &[("compare", "small_run")];
 /// The longest test programs, the longest of all first. They start before the others, so that no processor is idle at
 /// the end.
 const LONGEST: &[(&str, &str)] = &[
