@@ -19,6 +19,8 @@ use tokio::runtime::Builder;
 use crate::overlay::Overlay;
 use crate::stage::{FAR, ROVER, SECRET, Stage, lock, setting};
 
+/// Time within which a client of the API has logged in and knows all authorities.
+const BEGINS: Duration = Duration::from_secs(20);
 /// Interval of the bytes on a flow.
 const BEAT: Duration = Duration::from_millis(100);
 /// Shortest interval of new connections, and of the requests of one client. Each of them waits for the answer before
@@ -136,10 +138,21 @@ impl Load {
         let authority = Authority::new(url, Some(ca))?;
         let login =
             Login { person: ROVER.into(), password: SECRET.into(), totp: None, device: url.replace("https://", "") };
-        let session = authority.login(&login).await.context("the rover can't log in")?;
-        let client = authority.with_token(&session.token);
-        // The answer names the other authorities.
-        client.destinations().await.context("the rover's destinations")?;
+        // The answer names the other authorities. Until the client has it, the client knows one, which may be restarted.
+        let began = Instant::now();
+        let client = loop {
+            let known = async {
+                let session = authority.login(&login).await.context("the rover can't log in")?;
+                let client = authority.with_token(&session.token);
+                client.destinations().await.context("the rover's destinations")?;
+                anyhow::Ok(client)
+            };
+            match known.await {
+                Ok(client) => break client,
+                Err(error) if began.elapsed() > BEGINS => return Err(error),
+                Err(_) => tokio::time::sleep(self.pace).await,
+            }
+        };
         let request = |port| {
             let address = FAR.parse().expect("an address");
             GrantRequest { address, protocol: TCP, port, consented: false, in_band: false }
