@@ -3,9 +3,9 @@
 //! `cargo test` starts one test program after the other. Most of ours wait for packets, timers and daemons, so it would
 //! leave the processors idle half of the time. This module asks cargo for the list of test programs and runs as many of
 //! them at once as there are processors, and one more while these leave processors idle. Programs that measure time run
-//! one after the other, when the others have ended. Most of them leave processors idle as well, so the emulated machines
-//! run beside these and beside the examples in the documentation, and get what they leave. A line after each program says
-//! how much processor time it used, and a line after each group, for which part of the time the processors were busy.
+//! one after the other, when the others have ended. The emulated machines run beside the last of them and beside the
+//! examples in the documentation, and get the processor time that these leave. A line after each program says how much
+//! processor time it used, and a line after each group, for which part of the time the processors were busy.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -23,7 +23,7 @@ use cargo_metadata::Message;
 use crate::run::{self, cargo, command_as_root, output};
 use crate::{build, kernels, target_dir};
 
-/// Test programs that compare durations or rates, and use all processors: any work beside them would change their results.
+/// Test programs that compare durations or rates, and whose results any work beside them would change.
 const ALONE: &[(&str, &str)] = &[("lab", "hostile_account"), ("lab", "cluster")];
 /// Test programs beside which the emulated machines run. Another test program would change their results, but the machines
 /// get only the time that these programs leave.

@@ -98,7 +98,7 @@ fn about(port: u16, more: &[&str]) -> Vec<String> {
 /// Time for an attempt to connect. The end of the port's previous connection may undo an attempt: on the NAT, which has
 /// forgotten that connection, or at the server.
 const ATTEMPT: Duration = Duration::from_secs(3);
-/// Time within which a connection from a used port succeeds. Several attempts may fail before, also on a busy machine.
+/// Maximum time until a connection from a used port succeeds. Several attempts may fail first.
 const ATTEMPTS: Duration = Duration::from_secs(40);
 
 /// Opens a connection from this port and gets a page over it.

@@ -41,8 +41,7 @@ impl Keys {
         let mut keys = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let made: Arc<[_]> = verifiers.iter().map(|verifier| make(verifier)).collect::<Result<_>>()?;
         if keys.len() >= EPOCHS && !keys.contains_key(&of) {
-            let oldest = keys.keys().min().copied();
-            oldest.map(|oldest| keys.remove(&oldest));
+            keys.pop_first();
         }
         keys.entry(of).or_default().insert(verifiers.to_owned(), made.clone());
         Ok(made)
