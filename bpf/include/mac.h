@@ -111,11 +111,19 @@ static __always_inline __u32 aes_mix(__u32 x)
 	return doubled ^ ROTL32(doubled ^ x, 8) ^ ROTL32(x, 16) ^ ROTL32(x, 24);
 }
 
-/* Encrypts one block in place. Key and block are four big-endian words each. The round keys are computed on the fly. */
-static __noinline int aes_encrypt(const __u32 *key, __u32 *block)
+struct aes_words {
+	__u32 word[4];
+};
+
+/* Encrypts one block in place. Key and block are big-endian words. The round keys are computed on the fly. It
+ * is a global function, which the kernel checks once (docs/decisions/0155). The kernel lets its pointers be null. */
+__noinline int aes_encrypt(const struct aes_words *key, struct aes_words *block)
 {
-	__u32 k0 = key[0], k1 = key[1], k2 = key[2], k3 = key[3];
-	__u32 s0 = block[0] ^ k0, s1 = block[1] ^ k1, s2 = block[2] ^ k2, s3 = block[3] ^ k3;
+	if (!key || !block)
+		return 0;
+
+	__u32 k0 = key->word[0], k1 = key->word[1], k2 = key->word[2], k3 = key->word[3];
+	__u32 s0 = block->word[0] ^ k0, s1 = block->word[1] ^ k1, s2 = block->word[2] ^ k2, s3 = block->word[3] ^ k3;
 	__u32 constant = 1;
 
 #pragma clang loop unroll(disable)
@@ -142,10 +150,10 @@ static __noinline int aes_encrypt(const __u32 *key, __u32 *block)
 		s2 = t2 ^ k2;
 		s3 = t3 ^ k3;
 	}
-	block[0] = s0;
-	block[1] = s1;
-	block[2] = s2;
-	block[3] = s3;
+	block->word[0] = s0;
+	block->word[1] = s1;
+	block->word[2] = s2;
+	block->word[3] = s3;
 	return 0;
 }
 
@@ -161,9 +169,11 @@ static __always_inline void cmac_double(__u32 *x)
 }
 
 /* Processes the block that begins at word `at`, if the message reaches that far. */
-static __always_inline void cmac_block(const __u32 *key, const __u32 *subkey, __u32 *state, const __u64 *message,
-				       __u32 words, __u32 at)
+static __always_inline void cmac_block(const struct aes_words *key, const struct aes_words *subkey,
+				       struct aes_words *block, const __u64 *message, __u32 words, __u32 at)
 {
+	__u32 *state = block->word;
+
 	if (at >= words)
 		return;
 	state[0] ^= bpf_htonl((__u32)message[at]);
@@ -175,39 +185,39 @@ static __always_inline void cmac_block(const __u32 *key, const __u32 *subkey, __
 		state[2] ^= 0x80000000; /* padding of a short last block */
 	}
 	if (at + 2 >= words) {
-		state[0] ^= subkey[0];
-		state[1] ^= subkey[1];
-		state[2] ^= subkey[2];
-		state[3] ^= subkey[3];
+		state[0] ^= subkey->word[0];
+		state[1] ^= subkey->word[1];
+		state[2] ^= subkey->word[2];
+		state[3] ^= subkey->word[3];
 	}
-	aes_encrypt(key, state);
+	aes_encrypt(key, block);
 }
 
 static __noinline int aes_cmac(const __u64 *key, const __u64 *message, __u32 words, __u64 *out)
 {
-	__u32 k[4] = { bpf_htonl((__u32)key[0]), bpf_htonl((__u32)(key[0] >> 32)), bpf_htonl((__u32)key[1]),
-		       bpf_htonl((__u32)(key[1] >> 32)) };
-	__u32 subkey[4] = {}, state[4] = {};
+	struct aes_words k = { { bpf_htonl((__u32)key[0]), bpf_htonl((__u32)(key[0] >> 32)), bpf_htonl((__u32)key[1]),
+				 bpf_htonl((__u32)(key[1] >> 32)) } };
+	struct aes_words subkey = {}, state = {};
 
-	aes_encrypt(k, subkey);
-	cmac_double(subkey);
+	aes_encrypt(&k, &subkey);
+	cmac_double(subkey.word);
 	if (words & 1)
-		cmac_double(subkey);
+		cmac_double(subkey.word);
 	/* Unrolled by hand: clang makes a loop here that Linux 6.1 rejects, entered by falling through from its own
 	 * end. */
-	cmac_block(k, subkey, state, message, words, 0);
-	cmac_block(k, subkey, state, message, words, 2);
-	cmac_block(k, subkey, state, message, words, 4);
-	cmac_block(k, subkey, state, message, words, 6);
+	cmac_block(&k, &subkey, &state, message, words, 0);
+	cmac_block(&k, &subkey, &state, message, words, 2);
+	cmac_block(&k, &subkey, &state, message, words, 4);
+	cmac_block(&k, &subkey, &state, message, words, 6);
 #if MAC_WORDS_MAX > 8
-	cmac_block(k, subkey, state, message, words, 8);
-	cmac_block(k, subkey, state, message, words, 10);
-	cmac_block(k, subkey, state, message, words, 12);
-	cmac_block(k, subkey, state, message, words, 14);
-	cmac_block(k, subkey, state, message, words, 16);
+	cmac_block(&k, &subkey, &state, message, words, 8);
+	cmac_block(&k, &subkey, &state, message, words, 10);
+	cmac_block(&k, &subkey, &state, message, words, 12);
+	cmac_block(&k, &subkey, &state, message, words, 14);
+	cmac_block(&k, &subkey, &state, message, words, 16);
 #endif
-	out[0] = (__u64)bpf_htonl(state[1]) << 32 | bpf_htonl(state[0]);
-	out[1] = (__u64)bpf_htonl(state[3]) << 32 | bpf_htonl(state[2]);
+	out[0] = (__u64)bpf_htonl(state.word[1]) << 32 | bpf_htonl(state.word[0]);
+	out[1] = (__u64)bpf_htonl(state.word[3]) << 32 | bpf_htonl(state.word[2]);
 	return 0;
 }
 

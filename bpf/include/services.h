@@ -112,8 +112,12 @@ static __always_inline struct services *services_of(__u8 family, const __u8 *add
 	return bpf_map_lookup_elem(&protected6, &key);
 }
 
-static __always_inline int covers(const struct services *services, __u8 protocol, __u16 port)
+/* The following are global functions, which the kernel checks once (docs/decisions/0155). The kernel lets their pointers
+ * be null. */
+__noinline int covers(const struct services *services, __u32 protocol, __u32 port)
 {
+	if (!services)
+		return 0;
 	for (__u32 i = 0; i < SERVICES_MAX; i++) {
 		if (i >= services->count)
 			break;
@@ -128,8 +132,10 @@ static __always_inline int covers(const struct services *services, __u8 protocol
 }
 
 /* Reports whether some port of this protocol is protected: for packets that don't show their port. */
-static __always_inline int covers_some(const struct services *services, __u8 protocol)
+__noinline int covers_some(const struct services *services, __u32 protocol)
 {
+	if (!services)
+		return 0;
 	for (__u32 i = 0; i < SERVICES_MAX; i++) {
 		if (i >= services->count)
 			break;
