@@ -90,39 +90,47 @@ pub async fn ask(authority: &Authority, request: &GrantRequest, keys: &Keys) -> 
 
 /// Returns the authorities at which people behind switches log in. Each comes with its addresses.
 pub async fn realms(logins: &BTreeMap<String, Vec<IpNet>>) -> Vec<Realm> {
+    let asked: Vec<_> = logins.iter().map(|(url, networks)| (tokio::spawn(addresses(url.clone())), networks)).collect();
     let mut realms = Vec::new();
-    for (url, networks) in logins {
-        realms.push(Realm { ends: ends(std::slice::from_ref(url)).await, networks: networks.clone() });
+    for (found, networks) in asked {
+        realms.push(Realm { ends: found.await.unwrap_or_default(), networks: networks.clone() });
     }
     realms
 }
 
 /// Resolves the host names in these URLs of authorities to IPv4 addresses, because shims are IPv4 only. Leaves out
-/// names that can't be resolved.
+/// names that can't be resolved. Resolves all names at once, because the agent waits for them when it starts.
 pub async fn ends(urls: &[String]) -> Vec<SocketAddrV4> {
+    let asked: Vec<_> = urls.iter().map(|url| tokio::spawn(addresses(url.clone()))).collect();
     let mut ends = Vec::new();
-    for url in urls {
-        let found = async {
-            let (host, port) = client::endpoint(url)?;
-            let found = tokio::net::lookup_host((host, port)).await;
-            found.map(Vec::from_iter).map_err(|error| Error::Other(error.to_string()))
-        };
-        match timeout(RESOLVE, found).await {
-            Ok(Ok(found)) => ends.extend(found.into_iter().filter_map(|end| match end {
-                SocketAddr::V4(end) => Some(end),
-                SocketAddr::V6(_) => None,
-            })),
-            Ok(Err(error)) => {
-                tracing::warn!(url, "cannot find this authority's address, so its keys come by HTTPS: {error}")
-            }
-            Err(_) => {
-                tracing::warn!(
-                    url,
-                    "this authority's name was not resolved within {RESOLVE:?}, so its keys come by HTTPS; the agent \
-                     tries again in a minute"
-                )
-            }
-        }
+    for found in asked {
+        ends.extend(found.await.unwrap_or_default());
     }
     ends
+}
+
+async fn addresses(url: String) -> Vec<SocketAddrV4> {
+    let found = async {
+        let (host, port) = client::endpoint(&url)?;
+        let found = tokio::net::lookup_host((host, port)).await;
+        found.map(Vec::from_iter).map_err(|error| Error::Other(error.to_string()))
+    };
+    let four = |end| match end {
+        SocketAddr::V4(end) => Some(end),
+        SocketAddr::V6(_) => None,
+    };
+    match timeout(RESOLVE, found).await {
+        Ok(Ok(found)) => return found.into_iter().filter_map(four).collect(),
+        Ok(Err(error)) => {
+            tracing::warn!(url, "cannot find this authority's address, so its keys come by HTTPS: {error}");
+        }
+        Err(_) => {
+            tracing::warn!(
+                url,
+                "this authority's name was not resolved within {RESOLVE:?}, so its keys come by HTTPS; the agent \
+                 tries again in a minute"
+            );
+        }
+    }
+    Vec::new()
 }

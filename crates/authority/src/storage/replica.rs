@@ -428,8 +428,8 @@ impl Replica {
             }
             if Instant::now() >= deadline {
                 bail!(Unavailable::now(
-                    "this member did not get its turn to write to the cluster's log, because other members were \
-                     writing all the time"
+                    "this member did not get its turn to write to the cluster's log in time: other members were \
+                     writing, or etcd answered late"
                         .into()
                 ));
             }

@@ -25,8 +25,9 @@ impl Organisations {
         Self { limits: BTreeMap::new(), reserved }
     }
 
-    /// Limits an organisation to these networks. With `None`, forgets the organisation. The default organisation may
-    /// then speak for each address that no other organisation has, and any other organisation for no address.
+    /// Limits an organisation to these networks. With `None`, forgets the limits of the organisation. Without limits,
+    /// the default organisation may speak for each address that is neither reserved nor given to another organisation.
+    /// Any other organisation may then speak for no address.
     pub fn set(&mut self, subject: Subject, networks: Option<Vec<IpNet>>) {
         match networks {
             Some(networks) => drop(self.limits.insert(subject, networks)),
