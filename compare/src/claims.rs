@@ -80,7 +80,7 @@ impl Feature {
         Self::SingleSignOn,
     ];
 
-    /// Returns the name in weights and reports.
+    /// Returns the name as files of weights and reports write it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::HidesAddresses => "hides-addresses",

@@ -33,7 +33,7 @@ impl Attribute {
     pub const ALL: [Self; 6] =
         [Self::Throughput, Self::Latency, Self::Cpu, Self::Overhead, Self::Resilience, Self::Effort];
 
-    /// Returns the name in weights and reports.
+    /// Returns the name as files of weights and reports write it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Throughput => "throughput",

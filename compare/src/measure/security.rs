@@ -129,7 +129,8 @@ fn without_checksum(socket: &UdpSocket) -> Result<()> {
 pub fn flipped_bits(scene: &Scene, services: &Services, emulator: &Emulator) -> Result<Observation> {
     let (attacked, arrivals) = under(Attack::Flip, scene, services, emulator)?;
     let evidence = format!(
-        "{attacked} packets were changed on the path: {} datagrams arrived unchanged, {} changed",
+        "a bit was flipped in {attacked} packets on the path: the application received {} datagrams as they were sent, \
+         and {} changed datagrams",
         arrivals.arrived, arrivals.changed
     );
     anyhow::ensure!(attacked > 0, "no packet was changed");

@@ -133,7 +133,7 @@ fn a_check_compares_tenants_with_the_authority_which_lists_their_segments() {
                     "{tenant}\n[[places]]\nnetwork = \"blue\"\naddress = \"10.0.0.9\"\nendpoint = \
                      \"192.0.2.6\"\ninterface = 9"
                 ),
-                "no tenant has it",
+                "no tenant here has this id",
             ),
             (tenant.replace("192.0.2.6", "192.0.2.10"), "no network of this name, or places no address of the network"),
             (

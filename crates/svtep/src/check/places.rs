@@ -157,8 +157,9 @@ fn missing_tenant(EndpointPlace { network, prefix, behind, .. }: &EndpointPlace,
             )
         }
         Some((_, interface)) => format!(
-            "the authority places it here, behind interface id {interface}, and no tenant has it, so packets to it are \
-             dropped: add a [[tenants]] table here, or remove the place from networks.toml there"
+            "the authority places it behind interface id {interface} of this endpoint, but no tenant here has this id, \
+             so packets to {prefix} are dropped: add a [[tenants]] table with this id here, or remove the place from \
+             networks.toml at the authority"
         ),
         None => String::new(),
     };

@@ -98,8 +98,9 @@ impl Diversions {
                      relay of `proxy_protocol`: remove {outside} from {by}"
                 )),
                 Detour::Routed { outside, by } => around.push(format!(
-                    "{by} routes packets from {outside} past the relay of `proxy_protocol`, because the routing rules \
-                     of {by} come first: remove {outside} from {by}"
+                    "packets from {outside} bypass the relay of `proxy_protocol`: {outside} belongs to {by}, and the \
+                     kernel applies the routing rules of {by} before those that lead to the relay: remove {outside} \
+                     from {by}"
                 )),
             }
         }
