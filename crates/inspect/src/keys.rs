@@ -6,10 +6,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use seal::{Decompressor, Joiner, Keys};
-use wire::packet::Packet;
+use wire::packet::{Packet, TCP};
 use wire::seal::record::Content;
 use wire::seal::{Control, Direction, Index, PhaseSecret, RecordHeader};
 use zeroize::Zeroizing;
+
+use crate::line::{end, names, protocol};
 
 /// The kinds of records, by the key that opens them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -133,8 +135,15 @@ fn phase(line: &str) -> Option<((Kind, u32), Phase)> {
 
 fn packet(bytes: &[u8]) -> String {
     let inner = Packet::parse_ip(bytes);
-    let about = crate::line::summary(&inner);
-    format!("{about}, {} bytes", bytes.len())
+    format!("{}, {} bytes", summary(&inner), bytes.len())
+}
+
+/// Describes a packet in one line: protocol, source, destination and TCP flags.
+fn summary(packet: &Packet) -> String {
+    let end = |address, port| end(packet, address, port).unwrap_or_else(|| "?".to_owned());
+    let (from, to) = (end(packet.source, packet.source_port), end(packet.destination, packet.destination_port));
+    let flags = if packet.protocol == TCP { names(packet.tcp_flags).join(",") } else { String::new() };
+    format!("{} {from} > {to}{}{flags}", protocol(packet), if flags.is_empty() { "" } else { " " })
 }
 
 fn control(body: &[u8]) -> String {

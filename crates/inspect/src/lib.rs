@@ -21,6 +21,10 @@
 pub mod capture;
 mod content;
 mod flows;
+#[cfg(feature = "seal")]
+mod keys;
+#[cfg(not(feature = "seal"))]
+#[path = "keyless.rs"]
 mod keys;
 mod line;
 mod packet;

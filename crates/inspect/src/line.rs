@@ -4,14 +4,6 @@ use std::net::{IpAddr, SocketAddr};
 
 use wire::packet::{Form, ICMP, ICMPV6, Packet, TCP, UDP, tcp_flags};
 
-/// Describes a packet in one line: protocol, source, destination and TCP flags.
-pub fn summary(packet: &Packet) -> String {
-    let end = |address, port| end(packet, address, port).unwrap_or_else(|| "?".to_owned());
-    let (from, to) = (end(packet.source, packet.source_port), end(packet.destination, packet.destination_port));
-    let flags = if packet.protocol == TCP { names(packet.tcp_flags).join(",") } else { String::new() };
-    format!("{} {from} > {to}{}{flags}", protocol(packet), if flags.is_empty() { "" } else { " " })
-}
-
 /// Formats the source or the destination of a packet: `ADDRESS:PORT`, or `ADDRESS` if the packet has no ports. Returns
 /// `None` if `address` is `None`.
 pub fn end(packet: &Packet, address: Option<IpAddr>, port: u16) -> Option<String> {
