@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
@@ -19,6 +19,10 @@ use crate::process::{self, Process};
 
 /// Interval at which a thread checks whether to end.
 const TICK: Duration = Duration::from_millis(50);
+/// Time without an answer after which a flow counts as cut. Even a busy machine answers sooner.
+const SILENCE: Duration = Duration::from_secs(1);
+/// Pause between the messages of [`last_answer`].
+const PAUSE: Duration = Duration::from_millis(2);
 
 /// A running sshd on port 22, and a key that it accepts.
 pub struct Sshd {
@@ -228,6 +232,24 @@ pub fn exchange(stream: &mut TcpStream) -> Result<()> {
     stream.read_exact(&mut heard)?;
     ensure!(heard == WORDS, "the answer is not what was sent");
     Ok(())
+}
+
+/// Exchanges messages on a flow that has to be cut. Returns when the last answer came.
+///
+/// # Errors
+/// Fails if answers still come after `within`.
+pub fn last_answer(flow: &mut TcpStream, within: Duration) -> Result<Instant> {
+    flow.set_read_timeout(Some(TICK))?;
+    let began = Instant::now();
+    let mut last = began;
+    while last.elapsed() < SILENCE {
+        if exchange(flow).is_ok() {
+            last = Instant::now();
+        }
+        ensure!(last.duration_since(began) < within, "the flow lives on");
+        thread::sleep(PAUSE);
+    }
+    Ok(last)
 }
 
 /// Sends one datagram from a new socket on `port` (0: any) and waits for its echo.

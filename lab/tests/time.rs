@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use lab::counter::Stack;
 use lab::forge::protocol::UDP;
 use lab::mint::{Mint, now};
-use lab::service::{ask, call, exchange};
+use lab::service::{ask, call, exchange, last_answer};
 use lab::world::{ECHO, FRONT4, VERIFIER, Way, policy};
 use lab::{Outsider, Place, World, poll, test};
 use wire::{Destination, DropReason};
@@ -149,15 +149,8 @@ fn a_window_that_closes_cuts_its_flows_and_leaves_others() {
         let mut elsewhere = call(&world.network.alice, format!("{}:{ECHO}", lab::world::DARK4).parse()?, SOON)?;
         world.authority.apply(&policy("5m").replace(rule, &window))?;
         let mut flow = call(&world.network.alice, echo(), SOON).context("while the window is open")?;
-        flow.set_read_timeout(Some(Duration::from_millis(50)))?;
-        let mut lived = Timestamp::now();
-        let cut = poll(Duration::from_secs(20), || {
-            let lives = exchange(&mut flow).is_ok();
-            lived = if lives { Timestamp::now() } else { lived };
-            !lives
-        });
-        ensure!(cut, "the flow lives on, 10 s after its window closed");
-        let more = lived.duration_since(closes).as_secs_f64();
+        let ended = last_answer(&mut flow, Duration::from_secs(20))?.elapsed();
+        let more = Timestamp::now().duration_since(closes).as_secs_f64() - ended.as_secs_f64();
         ensure!(more > -1.0, "the flow was cut {} s before its window closed", -more);
         println!("the flow ended {more:.1} s after its window closed");
         ensure!(call(&world.network.alice, echo(), QUIET).is_err(), "a new flow was admitted");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lab::net::veth;
-use lab::service::{Echo, ask, call, exchange};
+use lab::service::{Echo, ask, call, exchange, last_answer};
 use lab::world::{AUTHORITY, AUTHORITY_PORT, Agent, Authority, ECHO, SOON, Verifier, policy_for_echo};
 use lab::{Namespace, poll, test};
 use serde_json::Value;
@@ -191,8 +191,7 @@ fn what_one_authority_does_leaves_the_other_ones_people_alone() {
         let (mut ours, mut theirs) = (stage.home.reach(SHARED)?, stage.acme.reach(SHARED)?);
         // A revocation ends the flows of one organisation's Alice.
         stage.acme.authority.revoke("alice")?;
-        theirs.set_read_timeout(Some(Duration::from_millis(50)))?;
-        ensure!(poll(SOON, || exchange(&mut theirs).is_err()), "the revoked flow lives on");
+        last_answer(&mut theirs, SOON)?;
         exchange(&mut ours)?;
         stage.home.reach(SHARED)?;
         stage.acme.log_in()?;
@@ -202,8 +201,7 @@ fn what_one_authority_does_leaves_the_other_ones_people_alone() {
         stage.home.authority.kill()?;
         stage.acme.reach(SHARED)?;
         stage.acme.authority.revoke("alice")?;
-        theirs.set_read_timeout(Some(Duration::from_millis(50)))?;
-        ensure!(poll(SOON, || exchange(&mut theirs).is_err()), "the revoked flow lives on");
+        last_answer(&mut theirs, SOON)?;
         stage.acme.log_in()?;
         let mut theirs = stage.acme.reach(THEIRS)?;
         exchange(&mut ours)?;
@@ -226,8 +224,7 @@ fn what_one_authority_does_leaves_the_other_ones_people_alone() {
         stage.acme.authority.kill()?;
         exchange(&mut theirs).context("a flow that was there")?;
         stage.home.authority.revoke("alice")?;
-        ours.set_read_timeout(Some(Duration::from_millis(50)))?;
-        ensure!(poll(SOON, || exchange(&mut ours).is_err()), "the revoked flow lives on");
+        last_answer(&mut ours, SOON)?;
         stage.home.log_in()?;
         stage.home.reach(SHARED)?;
         exchange(&mut theirs).context("a flow that was there")?;
@@ -237,8 +234,7 @@ fn what_one_authority_does_leaves_the_other_ones_people_alone() {
         stage.verifier.forget_further("acme")?;
         stage.verifier.kill()?;
         stage.verifier.run(stage.flags)?;
-        shared.set_read_timeout(Some(Duration::from_millis(50)))?;
-        ensure!(poll(SOON, || exchange(&mut shared).is_err()), "a flow of an organisation that is gone lives on");
+        last_answer(&mut shared, SOON).context("a flow of an organisation that is gone")?;
         exchange(&mut ours)?;
         let status = stage.verifier.status()?;
         ensure!(status["organisations"].as_array().is_none_or(Vec::is_empty), "{status}");

@@ -26,4 +26,13 @@ impl Problem {
     pub fn is_no_majority(&self) -> bool {
         self.r#type == Self::NO_MAJORITY
     }
+
+    /// The `type` of a problem with status 404. The authority does not know the segment in the request. Another
+    /// authority of the cluster has possibly issued it, because each authority records only the segments that it issued.
+    pub const UNKNOWN_SEGMENT: &str = "unknown_segment";
+
+    /// Reports whether this problem has the type [`Self::UNKNOWN_SEGMENT`].
+    pub fn is_unknown_segment(&self) -> bool {
+        self.r#type == Self::UNKNOWN_SEGMENT
+    }
 }

@@ -80,6 +80,8 @@ pub(crate) enum Refusal {
     Cant(String),
     /// The policy denies the request. Contains the explanation and the type of the [`Problem`].
     Denied(Explanation, &'static str),
+    /// The presented segment has valid proofs, but is not in the book.
+    Unknown,
     /// There is no room to record another segment.
     TooMany,
     /// The session has ended.
@@ -95,6 +97,7 @@ impl From<Refusal> for Problem {
         match refusal {
             Refusal::Cant(why) => Self::NoSegment(why),
             Refusal::Denied(explanation, kind) => Self::Denied(explanation, kind),
+            Refusal::Unknown => Self::UnknownSegment,
             Refusal::TooMany => Self::Busy("segments"),
             Refusal::NotLoggedIn => Self::NotLoggedIn,
             Refusal::NoMajority => Self::NoMajority,
@@ -379,7 +382,7 @@ impl SegmentIssuer {
         }
         // A valid proof is not sufficient: the first verifier on the path could have made it itself.
         if !book.has(shown) {
-            return Err(GiveError::Forged.into());
+            return Err(Refusal::Unknown);
         }
         if !may_ask(policy, &session.subject(receiver), answerer) {
             return Err(others_may_ask(receiver, network));

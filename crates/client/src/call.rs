@@ -90,6 +90,8 @@ pub(crate) enum Failure {
     Unable(Error),
     /// The authority does not know the token. Another authority of the cluster possibly knows it.
     NotLoggedIn,
+    /// The authority does not know the segment in the request. Another authority of the cluster possibly issued it.
+    UnknownSegment(Error),
     /// The authority gave another negative answer. Every authority of the cluster would give the same answer.
     Final(Error),
 }
@@ -97,7 +99,10 @@ pub(crate) enum Failure {
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         match failure {
-            Failure::Unreached { error, .. } | Failure::Unable(error) | Failure::Final(error) => error,
+            Failure::Unreached { error, .. }
+            | Failure::Unable(error)
+            | Failure::UnknownSegment(error)
+            | Failure::Final(error) => error,
             Failure::NotLoggedIn => Self::NotLoggedIn,
         }
     }
@@ -125,6 +130,7 @@ pub(crate) async fn attempt(request: RequestBuilder) -> Result<Response, Failure
     };
     Err(match status {
         StatusCode::UNAUTHORIZED if problem.r#type == "not_logged_in" => Failure::NotLoggedIn,
+        StatusCode::NOT_FOUND if problem.is_unknown_segment() => Failure::UnknownSegment(Error::Refused(problem)),
         StatusCode::FORBIDDEN => Failure::Final(Error::Denied(problem)),
         StatusCode::SERVICE_UNAVAILABLE if problem.is_no_majority() => Failure::Unable(Error::Refused(problem)),
         _ => Failure::Final(Error::Refused(problem)),

@@ -177,7 +177,7 @@ impl Cluster {
     /// Notes the outcome of a request that began at `started`. Returns whether the authority answered.
     pub fn note(&self, url: &Url, started: Duration, outcome: &Result<Response, Failure>) -> bool {
         self.change(|choice, now| match outcome {
-            Ok(_) | Err(Failure::Final(_) | Failure::NotLoggedIn) => {
+            Ok(_) | Err(Failure::Final(_) | Failure::NotLoggedIn | Failure::UnknownSegment(_)) => {
                 choice.answered(url, started, now);
                 true
             }

@@ -73,7 +73,8 @@ impl Cluster {
         }
     }
 
-    /// Sends a call to one authority after the other until one answers. Tries each authority only once.
+    /// Sends a call to one authority after the other until one answers. Tries an authority again only if it failed, and
+    /// only while another one is silent.
     async fn send_once(self: &Arc<Self>, call: &Call) -> Result<(Url, Response), Error> {
         if !self.are_several() {
             let url = self.used();
@@ -108,9 +109,9 @@ impl Cluster {
     async fn race(self: &Arc<Self>, call: &Call, first: Option<Url>) -> Result<(Url, Response), Error> {
         let until = self.now() + TURN_TIME;
         let (mut first, mut tried, mut running) = (first, Vec::new(), Vec::new());
-        let mut errors = Errors::default();
-        // Whether another authority may be asked while one is still silent, and how long to wait before that.
-        let (mut hedges, mut pause) = (false, None);
+        let (mut errors, mut failed) = (Errors::default(), Vec::new());
+        // How long to wait before another authority is asked while one is still silent.
+        let mut pause = None;
         loop {
             if running.is_empty() {
                 let turn = match first.take() {
@@ -125,11 +126,10 @@ impl Cluster {
                     }
                     Turn::Wait(_) | Turn::Over => return Err(errors.last(tried.len())),
                 }
-                hedges = call.repeats;
             }
             let patience = match &running[..] {
                 // Each further request waits longer, because every one of them is work for the cluster.
-                [.., last] if hedges && running.len() < TOGETHER_MAX => {
+                [.., last] if call.repeats && running.len() < TOGETHER_MAX => {
                     let patience = || self.choice().patience(&last.url) * running.len() as u32;
                     Some(pause.take().unwrap_or_else(patience))
                 }
@@ -140,10 +140,19 @@ impl Cluster {
                 None => Some(ended(&mut running).await),
             };
             let Some((url, started, outcome)) = ended else {
-                match self.change(|choice, now| choice.next_or_failed(&tried, now)) {
+                let turn = self.change(|choice, now| match choice.next_or_failed(&tried, now) {
+                    // Every authority was asked. Those that failed may work again before the silent one answers.
+                    Turn::Over => {
+                        tried.retain(|url| !failed.contains(url));
+                        failed.clear();
+                        choice.next_or_failed(&tried, now)
+                    }
+                    turn => turn,
+                });
+                match turn {
                     Turn::Ask(url) => running.push(self.start(call, url, &mut tried)?),
                     Turn::Wait(wait) => pause = Some(wait),
-                    Turn::Over => hedges = false,
+                    Turn::Over => {}
                 }
                 continue;
             };
@@ -154,9 +163,16 @@ impl Cluster {
                     return Ok((url, response));
                 }
                 Err(Failure::Unreached { error, is_unsent }) if !is_unsent && !call.repeats => return Err(error),
-                Err(Failure::Unreached { error, .. }) => errors.unreached = Some((url, error)),
-                Err(Failure::Unable(error)) => errors.unable = Some(error),
+                Err(Failure::Unreached { error, .. }) => {
+                    failed.push(url.clone());
+                    errors.unreached = Some((url, error));
+                }
+                Err(Failure::Unable(error)) => {
+                    failed.push(url);
+                    errors.unable = Some(error);
+                }
                 Err(Failure::NotLoggedIn) => errors.is_unknown = true,
+                Err(Failure::UnknownSegment(error)) => errors.unknown_segment = Some(error),
                 // An authority under load refuses what another one, which is still at work, possibly grants.
                 Err(Failure::Final(error)) if !running.is_empty() && is_of_one(&error) => errors.refused = Some(error),
                 Err(Failure::Final(error)) => return Err(error),
@@ -216,6 +232,8 @@ fn is_of_one(error: &Error) -> bool {
 /// The failures of the authorities that were asked.
 #[derive(Default)]
 struct Errors {
+    /// The answer of an authority that knows the token, but not the segment in the request.
+    unknown_segment: Option<Error>,
     /// Whether an authority answered that it does not know the token.
     is_unknown: bool,
     /// The refusal of an authority for a reason of its own ([`is_of_one`]).
@@ -228,6 +246,7 @@ impl Errors {
     /// Returns the error that says most, after `tried` authorities were asked.
     fn last(self, tried: usize) -> Error {
         match self {
+            Self { unknown_segment: Some(error), .. } => error,
             // An authority that answers knows all tokens but the newest. Even if the token is one of these, it is of
             // use only when an authority that knows it answers.
             Self { is_unknown: true, .. } => Error::NotLoggedIn,

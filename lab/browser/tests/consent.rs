@@ -1,13 +1,13 @@
 //! Consent in a real browser: a person asks for access, a delegate allows it, the person uses it, and the delegate
 //! withdraws it. The delegate also gives access without a request.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use browser::Browser;
 use browser::console::{ADMINISTRATOR, PERSON, delegation, hindrances, log_in, log_out, url};
-use lab::service::{call, exchange};
+use lab::service::{call, exchange, last_answer};
 use lab::world::{Agent, Authority, DARK4, ECHO, FRONT4, Network, PASSWORD, SOON, Services, Verifier, Way, policy};
 use lab::{poll, test};
 
@@ -15,8 +15,6 @@ use lab::{poll, test};
 const KNOCK: Duration = Duration::from_millis(500);
 /// Time limit for cutting a flow, from the click on. It includes the browser, the authority and the verifier.
 const CUT: Duration = Duration::from_secs(1);
-/// Time within which an answer arrives if there is one.
-const ANSWERS: Duration = Duration::from_secs(2);
 
 #[test]
 fn a_consent_opens_a_receiver_until_it_is_withdrawn() {
@@ -68,13 +66,12 @@ fn a_consent_opens_a_receiver_until_it_is_withdrawn() {
             "the consent opens nothing"
         );
         let mut flow = flow.context("a flow")?;
-        flow.set_read_timeout(Some(Duration::from_millis(50)))?;
         ensure!(poll(SOON, || exchange(&mut flow).is_ok()), "the flow does not work");
         ensure!(knock(dark).is_err(), "another receiver is open");
 
         // The delegate withdraws.
         // A thread of its own notes the last answer, because the click returns only with the next page.
-        let watch = std::thread::spawn(move || last_answer(flow));
+        let watch = std::thread::spawn(move || last_answer(&mut flow, SOON));
         let begun = Instant::now();
         browser.click("main form[action$='/access/requests/withdraw'] button")?;
         let last = watch.join().map_err(|_| anyhow!("the watch of the flow failed"))??;
@@ -104,18 +101,6 @@ fn a_consent_opens_a_receiver_until_it_is_withdrawn() {
         // Now alice asks on the command line, and withdraws the consent herself.
         by_command(&agent).context("by commands")
     });
-}
-
-/// Uses a flow until nothing answers any more. Returns the time of the last answer.
-fn last_answer(mut flow: TcpStream) -> Result<Instant> {
-    flow.set_read_timeout(Some(ANSWERS))?;
-    let (begun, mut last) = (Instant::now(), Instant::now());
-    while exchange(&mut flow).is_ok() {
-        last = Instant::now();
-        ensure!(begun.elapsed() < SOON, "the flow lives on");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    Ok(last)
 }
 
 fn by_command(agent: &Agent) -> Result<()> {

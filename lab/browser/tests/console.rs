@@ -11,7 +11,7 @@ use browser::Browser;
 use browser::console::{
     ADMINISTRATOR, PAGES, PERSON, Scene, Who, authenticator, code, hindrances, log_in, log_out, url,
 };
-use lab::service::{call, exchange};
+use lab::service::{call, exchange, last_answer};
 use lab::world::{ECHO, FRONT4, PASSWORD, SOON};
 use lab::{poll, provider, test};
 
@@ -99,7 +99,7 @@ fn a_device_that_is_revoked_loses_its_flow(scene: &Scene, browser: &Browser<'_>)
     browser.open(&format!("{}/console/devices", url()))?;
     browser.click("main .act button")?;
     browser.wait_for("Its flows are being cut")?;
-    ensure!(poll(CUT, || exchange(&mut flow).is_err()), "the flow lives on");
+    last_answer(&mut flow, CUT)?;
     ensure!(!browser.text()?.contains(ADMINISTRATOR), "somebody else's name is on the page");
     Ok(())
 }
@@ -138,9 +138,7 @@ fn a_group_of_the_identity_provider_makes_administrators(scene: &mut Scene) -> R
 
 /// Opens a connection of [`PERSON`].
 fn connection(scene: &Scene) -> Result<TcpStream> {
-    let flow = call(scene.desk(), format!("{FRONT4}:{ECHO}").parse()?, SOON)?;
-    flow.set_read_timeout(Some(Duration::from_millis(50)))?;
-    Ok(flow)
+    call(scene.desk(), format!("{FRONT4}:{ECHO}").parse()?, SOON)
 }
 
 fn a_flow_is_shown_and_ended(scene: &Scene, browser: &Browser<'_>) -> Result<()> {
@@ -158,7 +156,7 @@ fn a_flow_is_shown_and_ended(scene: &Scene, browser: &Browser<'_>) -> Result<()>
     exchange(&mut flow)?;
     browser.click("main form[method=post] button")?;
     browser.wait_for("Flows are being cut")?;
-    ensure!(poll(CUT, || exchange(&mut flow).is_err()), "the flow lives on");
+    last_answer(&mut flow, CUT)?;
     Ok(())
 }
 
@@ -180,6 +178,6 @@ fn a_draft_is_judged_and_applied(scene: &Scene, browser: &Browser<'_>) -> Result
     exchange(&mut flow)?;
     browser.click("form[action$='/policy/apply'] button")?;
     browser.wait_for("The policy is in force")?;
-    ensure!(poll(CUT, || exchange(&mut flow).is_err()), "the flow lives on");
+    last_answer(&mut flow, CUT)?;
     Ok(())
 }

@@ -62,6 +62,8 @@ pub enum Problem {
     /// No path segment can be issued, whether or not the policy allows the request. The text is a message for the
     /// caller.
     NoSegment(String),
+    /// The segment that the caller shows has valid proofs, but this authority does not know it.
+    UnknownSegment,
     /// The device's address differs from its address at login, so the device may be in another network. Contains the
     /// address at login.
     Moved(IpAddr),
@@ -166,6 +168,12 @@ impl Problem {
             }
             Self::TooLarge => (S::PAYLOAD_TOO_LARGE, "too_large", "the body is too long for this call"),
             Self::TooSlow => (S::REQUEST_TIMEOUT, "too_slow", "the body did not arrive in time"),
+            Self::UnknownSegment => (
+                S::NOT_FOUND,
+                api::Problem::UNKNOWN_SEGMENT,
+                "this authority does not know the segment to be answered: another one issued it, or it issued it before its \
+                 last start",
+            ),
             Self::NotLoggedIn => {
                 (S::UNAUTHORIZED, "not_logged_in", "not logged in, or the session has ended: log in again")
             }

@@ -2,9 +2,11 @@
 //! requests a segment passes the segment for the answers on to the answering endpoint.
 
 use super::book::Entry;
-use super::{Requester, SegmentIssuer, along, may_ask, path};
+use super::{Refusal, Requester, SegmentIssuer, along, may_ask, path};
+use crate::http::problems::Problem;
 use crate::login::Sessions;
 use crate::storage::{Session, TokenHash};
+use engine::issuing::segment::GiveError;
 use engine::model::Given;
 use engine::policy::networks::{Located, Networks};
 use engine::policy::{Compiled, Who};
@@ -81,34 +83,58 @@ impl SegmentIssuer {
         if !given.segment.flags.has(SegmentFlags::REPLY) {
             return None;
         }
+        let issued = self.issue_answers(policy, networks, requester, given, number, room);
+        let why = |refusal| {
+            let Ends { sender, receiver, .. } = given.ends;
+            let why = Problem::from(refusal).said().title;
+            tracing::debug!("no segment for the answers of {receiver} to {sender}: {why}");
+        };
+        issued.map_err(why).ok()
+    }
+
+    fn issue_answers(
+        &self,
+        policy: &Compiled,
+        networks: &Networks,
+        requester: Requester<'_>,
+        given: &Given,
+        number: u8,
+        room: usize,
+    ) -> Result<Vec<u8>, Refusal> {
+        let cant = |why: &str| Refusal::Cant(why.to_owned());
         let (vni, now) = (given.vni, requester.now);
         let Ends { sending, receiving, sender, receiver } = given.ends;
-        let (authority, network) = (networks.authority()?, networks.name(vni)?);
-        let (back, answerer) = (networks.place(vni, sender)?, networks.located(vni, receiver)?);
-        let (token, session) = self.answering(policy, requester, receiver, answerer)?;
+        let places = (networks.authority(), networks.name(vni), networks.place(vni, sender));
+        let ((Some(authority), Some(network), Some(back)), Some(answerer)) = (places, networks.located(vni, receiver))
+        else {
+            return Err(cant("networks.toml no longer has the network, the sender or the receiver"));
+        };
+        let answering = self.answering(policy, requester, receiver, answerer);
+        let (token, session) = answering.ok_or_else(|| cant("no account that may request it is logged in"))?;
         let epoch = Epoch::at(now, self.settings.epoch_length);
-        let there = self.path_keys(path(networks, sending, receiving, number).ok()?, authority, epoch).ok()?;
-        let way = path(networks, receiving, sending, number).ok()?;
-        let keys = self.path_keys(way, authority, epoch).ok()?;
+        let there = self.path_keys(path(networks, sending, receiving, number)?, authority, epoch)?;
+        let [first, ..] = &there[..] else { return Err(GiveError::Path.into()) };
+        let way = path(networks, receiving, sending, number)?;
+        let keys = self.path_keys(way, authority, epoch)?;
         let giver = self.giver(authority, way, &keys, now);
-        let answers = given.answer(&giver, there.first()?, back, session.expires).ok()?;
-        let answers = along(answers, &giver, way).ok()?;
-        let passed_on = answers.passed_on(there.last()?).filter(|bytes| bytes.len() <= room)?;
+        let answers = along(given.answer(&giver, first, back, session.expires)?, &giver, way)?;
+        let passed_on = there.last().and_then(|last| answers.passed_on(last)).filter(|bytes| bytes.len() <= room);
+        let passed_on = passed_on.ok_or_else(|| cant("it does not fit into the answer"))?;
         let mut book = self.book();
-        self.check_contact(|| book.renews(token, &answers)).ok()?;
+        self.check_contact(|| book.renews(token, &answers))?;
         if book.withdrawn(vni, receiver, sender).is_some_and(|until| answers.segment.expires <= until) {
-            return None;
+            return Err(GiveError::Withdrawn.into());
         }
         let entry = || {
             let (person, network) = (requester.session.person.clone(), network.to_owned());
             let to = Destination { address: sender, protocol: given.segment.protocol, port: given.segment.port };
             Entry { person, network, to, sending: receiving, place: back }
         };
-        book.note(token, &answers, entry, now).ok()?;
+        book.note(token, &answers, entry, now).map_err(|_| Refusal::TooMany)?;
         drop(book);
         // If the session ends after this check, the book is re-evaluated, and it contains the segment by then.
-        self.sessions.get(&token).filter(|now| now.allows_as(&session))?;
-        Some(passed_on)
+        self.sessions.get(&token).filter(|now| now.allows_as(&session)).ok_or(Refusal::NotLoggedIn)?;
+        Ok(passed_on)
     }
 
     /// Returns a session that may request segments for the address `receiver`, whose place is `located`: preferably

@@ -13,7 +13,7 @@ use authority::cluster::contact::Standing;
 use authority::cluster::status::Status;
 use authority::storage::{AccessVerdict, AuditEvent, Decided, Operator, RevokedCounts, Verdict, Which};
 use authority::{Directory, Server};
-use client::{Authority, Error};
+use client::{Authority, Error, convert};
 use etcd::stage::{Plan, Stage as EtcdStage};
 use sha2::Digest;
 use std::collections::BTreeMap;
@@ -285,6 +285,24 @@ async fn a_consent_that_a_member_withdraws_before_it_dies_ends_at_the_others() {
     drop(database);
     until("b revokes the grant", async || live() == 0).await;
     assert_eq!(problem(at_b.grant(&db).await).r#type, "no_rule");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_segment_is_answered_by_the_member_that_issued_it() {
+    let cluster = Cluster::start().await;
+    std::fs::write(cluster.a.directory.networks(), segments::NETWORKS).unwrap();
+    let tenants = segments::TENANTS.replace("[groups]\nstaff = [\"alice\", \"bob\"]\n", "");
+    apply(&cluster.a.directory, &format!("{POLICY}{tenants}")).await;
+    cluster.a.is_followed().await;
+    let session = cluster.a.client().login(&login("alice", PASSWORD, None)).await.unwrap();
+    cluster.a.is_followed().await;
+    let segment = cluster.a.client().with_token(&session.token).segment(&segments::request("blue", 22)).await.unwrap();
+    let shown = convert::answer_request(&segments::given(&segment));
+    let at_b = cluster.b.client().with_token(&session.token);
+    let unknown = problem(at_b.answer_segment(&shown).await);
+    assert_eq!((unknown.r#type.as_str(), unknown.status), (api::Problem::UNKNOWN_SEGMENT, 404));
+    at_b.authorities().await.unwrap();
+    at_b.answer_segment(&shown).await.expect("the client asks the other member, too");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -99,6 +99,29 @@ async fn two_silent_authorities_delay_a_call_only_for_a_moment() {
 }
 
 #[tokio::test]
+async fn those_that_failed_are_asked_again_while_another_one_is_silent() {
+    let stage = Stage::<3>::new().await;
+    stage.hosts[0].set(Mode::Silent);
+    stage.hosts[1..].iter().for_each(|host| host.set(Mode::Unable));
+    let gets_a_majority = async {
+        sleep(Duration::from_secs(1)).await;
+        stage.hosts[2].set(Mode::Answers);
+    };
+    tokio::join!(stage.call(), gets_a_majority);
+
+    let stage = Stage::<3>::new().await;
+    stage.hosts[0].set(Mode::Silent);
+    for host in &stage.hosts[1..] {
+        host.kill().await;
+    }
+    let starts = async {
+        sleep(Duration::from_secs(1)).await;
+        stage.hosts[2].revive().await;
+    };
+    tokio::join!(stage.call(), starts);
+}
+
+#[tokio::test]
 async fn one_that_failed_is_asked_before_its_pause_is_over_if_the_one_that_answered_falls_silent() {
     let stage = Stage::<2>::new().await;
     for host in &stage.hosts {
