@@ -228,7 +228,8 @@ fn reasons_against(answers: &Answers) -> Vec<String> {
     if !others.is_empty() {
         let names: Vec<_> = others.iter().map(ToString::to_string).collect();
         reasons.push(format!(
-            "Clients run {}, but Vouchsafe's agent runs on Linux only: on the device itself or on a router before it.",
+            "Clients run {}, but Vouchsafe's agent runs on Linux only. For these clients, a Linux router before them would \
+             have to run it.",
             names.join(", ")
         ));
     }

@@ -54,7 +54,8 @@ fn best(results: &Results, quantity: Quantity) -> Option<crate::stats::Summary> 
     })
 }
 
-/// Returns the table of the security properties that were tried. Each cell links to its evidence.
+/// Returns the table of the security properties, for the solutions on which at least one property was tried. Each result
+/// links to its evidence. The other cells say "not tried".
 pub fn security(results: &Results) -> Markup {
     let tried: Vec<_> = results.solutions.iter().filter(|solution| !solution.observed.is_empty()).collect();
     html! {

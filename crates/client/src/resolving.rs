@@ -76,7 +76,7 @@ impl ByName {
             Answer::Failed(why) => why,
         };
         let way_out = "if you know the authority's URL, use it instead of the name: https://HOST:PORT";
-        Err(format!("no server of the authority found by the SRV record {record}: {why}; {way_out}").into())
+        Err(format!("cannot find a server of the authority by the SRV record {record}: {why}; {way_out}").into())
     }
 }
 

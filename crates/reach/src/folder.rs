@@ -147,7 +147,7 @@ impl Store {
         Ok(Ok(()))
     }
 
-    /// Removes the folder of an organisation that the user has forgotten.
+    /// Removes the folder of an organisation, as `vouchsafe logout --forget` does.
     pub fn remove_organisation(&self, name: &OrganisationName) {
         self.of(Some(name)).remove();
         let _ = std::fs::remove_dir_all(self.folder.file(ORGANISATIONS).join(name.as_str()));

@@ -257,8 +257,8 @@ impl Session {
         own.token(to, wire::packet::UDP, false).map(|token| Some(tail::block(&token)))
     }
 
-    /// Reports whether the last known list of the person's receivers includes this address and port. Returns `false` if
-    /// the session is at the agent, which has the list.
+    /// Reports whether the last known list of the person's receivers includes this address and port. If the session is
+    /// at the agent, only the agent has the list, and this function returns `false` for every address.
     pub fn is_protected(&self, to: SocketAddr, protocol: u8) -> bool {
         self.0.at(to.ip()).is_some_and(|own| own.state().wallet.receiver(&destination(to, protocol)).is_some())
     }

@@ -127,8 +127,8 @@ impl Legs {
         self.legs.retain(|(subject, to), _| is_wanted(*subject, to) || used.contains(&(*subject, *to)));
     }
 
-    /// Removes the legs into the tunnels of a subject's organisation, and the flows that used them. Once the subject
-    /// has no legs, removes its other flows, too.
+    /// Removes a subject's legs into the tunnels of one organisation, and the flows that used these legs. If the subject
+    /// then has no leg left, removes its other flows, too.
     pub fn forget(&mut self, subject: u32, organisation: u16) {
         self.tunnels = None;
         let is_gone = |leg: &Leg| (leg.tunnel.subject, leg.tunnel.organisation) == (subject, organisation);

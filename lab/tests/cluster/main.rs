@@ -6,10 +6,10 @@
 //! within three seconds. The history of all grants, revocations and changes of the policy is checked: they happened as
 //! if there were a single authority (`history.rs`).
 //!
-//! The traffic waits for each answer and pauses for up to 100 ms (`load.rs`).
+//! The traffic waits for each answer, and its requests begin at intervals (`load.rs`).
 //!
 //! `VOUCHSAFE_CLUSTER_MINUTES` sets for how long faults are caused, `VOUCHSAFE_CLUSTER_SEED` which ones, and
-//! `VOUCHSAFE_CLUSTER_PACE` how long the pauses are at least, in milliseconds.
+//! `VOUCHSAFE_CLUSTER_PACE` how long these intervals are at least, in milliseconds.
 
 mod chance;
 mod chaos;

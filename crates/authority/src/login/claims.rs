@@ -39,7 +39,11 @@ impl Identity {
             return Err(format!("the identity provider has not verified the address {}", person.escape_debug()));
         }
         if !name_is_valid(person) {
-            return Err(format!("`{}` is not a valid name here: set `person_claim`", person.escape_debug()));
+            return Err(format!(
+                "the identity provider names you `{}`, which is not a valid name at this authority: an operator can choose \
+                 another claim by `person_claim`",
+                person.escape_debug()
+            ));
         }
         let mut groups = match claims.get(&settings.groups_claim) {
             None | Some(Value::Null) => Vec::new(),

@@ -32,9 +32,9 @@ impl Sessions {
         tokens.map(|token| sessions.get(token).filter(lives).cloned()).collect()
     }
 
-    /// Returns the number of changes of the table that have begun. If the number is still the same as before an earlier
-    /// call of [`Self::get_all`], the table still has the sessions that this call returned. A session can nevertheless
-    /// have expired since then.
+    /// Returns the number of changes of the table that have begun. Read the number before a call of [`Self::get_all`]. As
+    /// long as the number stays the same, the table has the sessions that `get_all` returned, although a session can have
+    /// expired meanwhile.
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::SeqCst)
     }
@@ -87,9 +87,8 @@ impl Sessions {
         own.next().is_some_and(|first| own.any(|groups| groups != first))
     }
 
-    /// Adds a session that the database contains. Must be called on the storage thread, which also runs
-    /// [`Self::replace`]. On another thread, `replace` could remove the new session if it read the database before the
-    /// session was added.
+    /// Adds a session that the database contains. Must be called on the storage thread. A call on another thread could
+    /// come after the storage thread has read the sessions for [`Self::replace`], which would remove the new session.
     pub fn insert(&self, token: TokenHash, session: Session) {
         self.write().insert(token, Arc::new(session));
     }

@@ -70,7 +70,8 @@ impl Enforcer {
         Ok(())
     }
 
-    /// Puts the text of `networks.toml` in force, if it differs from the file here.
+    /// Puts the cluster's text of `networks.toml` in force, and writes it to this member's file. Does nothing if this
+    /// member has already followed this text.
     ///
     /// # Errors
     /// Fails if the text is not valid, or the file cannot be written.

@@ -63,7 +63,7 @@ impl FromStr for RequestId {
     }
 }
 
-/// A consent: a person who may decide for a receiver allows another person to reach it.
+/// A consent: somebody who may decide for a receiver allows a person, a group or a device tag to reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Consent {
     /// The number of the request that the consent answers, or a number of its own.

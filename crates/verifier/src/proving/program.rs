@@ -59,8 +59,8 @@ impl Program {
         });
         let Some(error) = left else { return true };
         tracing::error!(
-            "cannot store a withdrawal of consent (is the table full?), so no proof is accepted until all are stored: \
-             {error:#}"
+            "cannot store a withdrawal of consent (is the table full?), so no proof is accepted until all \
+             withdrawals are stored: {error:#}"
         );
         if let Err(error) = self.programs.hold(&[]) {
             tracing::error!(

@@ -26,8 +26,8 @@ pub struct Diversions {
 }
 
 impl Diversions {
-    /// Diverts connections to the services in the settings. If the settings name no services, removes the diversions of
-    /// an earlier process.
+    /// Diverts connections whose destination is a service in the settings, so that they reach the relay on this host. If
+    /// the settings name no services, removes the diversions of an earlier process.
     ///
     /// # Errors
     ///
