@@ -9,6 +9,9 @@ use serde::de::DeserializeOwned;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Path of the call that shows the authority a segment, to get the segment for the answers.
+pub(crate) const ANSWER_SEGMENT: &str = "v1/segments/answer";
+
 /// A call that is not yet addressed to a certain authority.
 pub(crate) struct Call {
     method: Method,
@@ -52,6 +55,11 @@ impl Call {
     /// Removes the time limit for the answer, because the answer is a stream.
     pub fn endless(self) -> Self {
         Self { limit: None, ..self }
+    }
+
+    /// Reports whether the call shows the authority a segment.
+    pub fn shows_segment(&self) -> bool {
+        self.path == ANSWER_SEGMENT
     }
 
     /// Reports whether the answer is a stream.

@@ -128,7 +128,7 @@ impl Host {
             return None;
         }
         // The request came before the end of the pause, so the next pause does not become longer.
-        if let State::Down { until } = self.state
+        if let State::Down { until } | State::Unable { until } = self.state
             && started < until
         {
             self.failed = Some(now);

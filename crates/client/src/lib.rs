@@ -352,7 +352,7 @@ impl Authority {
     /// Fails with [`Error::Denied`] if the segment in `request` does not permit answers. Also fails if the session has
     /// ended or the authority can't be reached.
     pub async fn answer_segment(&self, request: &AnswerRequest) -> Result<PathSegment, Error> {
-        self.repeatable_post("v1/segments/answer", request).await
+        self.repeatable_post(call::ANSWER_SEGMENT, request).await
     }
 
     /// Requests a line, which replaces the session's previous line. [`Asker`] calls this method and uses the line.

@@ -73,8 +73,8 @@ impl Cluster {
         }
     }
 
-    /// Sends a call to one authority after the other until one answers. Tries an authority again only if it failed, and
-    /// only while another one is silent.
+    /// Sends a call to one authority after the other until one answers. Tries an authority again only if it failed while
+    /// another one was silent, and only within [`MAJORITY_TIME`].
     async fn send_once(self: &Arc<Self>, call: &Call) -> Result<(Url, Response), Error> {
         if !self.are_several() {
             let url = self.used();
@@ -107,7 +107,7 @@ impl Cluster {
     /// Asks one authority after the other, `first` before the others. If the call is repeatable, up to
     /// [`TOGETHER_MAX`] are asked at the same time.
     async fn race(self: &Arc<Self>, call: &Call, first: Option<Url>) -> Result<(Url, Response), Error> {
-        let until = self.now() + TURN_TIME;
+        let (until, again_until) = (self.now() + TURN_TIME, self.now() + MAJORITY_TIME);
         let (mut first, mut tried, mut running) = (first, Vec::new(), Vec::new());
         let (mut errors, mut failed) = (Errors::default(), Vec::new());
         // How long to wait before another authority is asked while one is still silent.
@@ -116,6 +116,10 @@ impl Cluster {
             if running.is_empty() {
                 let turn = match first.take() {
                     Some(url) => Turn::Ask(url),
+                    // Only the authority that issued the segment knows it, so its pause after a failure does not count.
+                    None if errors.unknown_segment.is_some() => {
+                        self.change(|choice, now| choice.next_or_failed(&tried, now))
+                    }
                     None => self.change(|choice, now| choice.next(&tried, now)),
                 };
                 match turn {
@@ -124,7 +128,7 @@ impl Cluster {
                         sleep(pause).await;
                         continue;
                     }
-                    Turn::Wait(_) | Turn::Over => return Err(errors.last(tried.len())),
+                    Turn::Wait(_) | Turn::Over => return Err(errors.last(self.choice().urls().count())),
                 }
             }
             let patience = match &running[..] {
@@ -142,7 +146,7 @@ impl Cluster {
             let Some((url, started, outcome)) = ended else {
                 let turn = self.change(|choice, now| match choice.next_or_failed(&tried, now) {
                     // Every authority was asked. Those that failed may work again before the silent one answers.
-                    Turn::Over => {
+                    Turn::Over if now < again_until => {
                         tried.retain(|url| !failed.contains(url));
                         failed.clear();
                         choice.next_or_failed(&tried, now)
@@ -172,7 +176,8 @@ impl Cluster {
                     errors.unable = Some(error);
                 }
                 Err(Failure::NotLoggedIn) => errors.is_unknown = true,
-                Err(Failure::UnknownSegment(error)) => errors.unknown_segment = Some(error),
+                Err(Failure::UnknownSegment(error)) if call.shows_segment() => errors.unknown_segment = Some(error),
+                Err(Failure::UnknownSegment(error)) => return Err(error),
                 // An authority under load refuses what another one, which is still at work, possibly grants.
                 Err(Failure::Final(error)) if !running.is_empty() && is_of_one(&error) => errors.refused = Some(error),
                 Err(Failure::Final(error)) => return Err(error),
@@ -243,17 +248,18 @@ struct Errors {
 }
 
 impl Errors {
-    /// Returns the error that says most, after `tried` authorities were asked.
-    fn last(self, tried: usize) -> Error {
+    /// Returns the error that says most. `count` is the number of authorities in the cluster.
+    fn last(self, count: usize) -> Error {
         match self {
-            Self { unknown_segment: Some(error), .. } => error,
+            // An authority that could not be asked has possibly issued the segment.
+            Self { unknown_segment: Some(error), unable: None, unreached: None, .. } => error,
             // An authority that answers knows all tokens but the newest. Even if the token is one of these, it is of
             // use only when an authority that knows it answers.
-            Self { is_unknown: true, .. } => Error::NotLoggedIn,
+            Self { is_unknown: true, unknown_segment: None, .. } => Error::NotLoggedIn,
             Self { refused: Some(error), .. } => error,
             Self { unable: Some(error), .. } => error,
             Self { unreached: Some((url, Error::Unreachable(why))), .. } => {
-                Error::Unreachable(format!("none of the cluster's {tried} authorities answers; {}: {why}", shown(&url)))
+                Error::Unreachable(format!("none of the cluster's {count} authorities answers; {}: {why}", shown(&url)))
             }
             Self { unreached: Some((url, error)), .. } => Error::Other(format!("{}: {error}", shown(&url))),
             Self { .. } => Error::Unreachable("no authority of the cluster answers; trying again in a moment".into()),

@@ -38,7 +38,7 @@ fn two_authorities_that_do_not_follow_each_other_are_found() {
         other.wait_for("listening on", lab::world::SOON)?;
 
         let ca = std::fs::read(one.ca())?;
-        let recorder = Recorder::new(String::new());
+        let recorder = Recorder::new(String::new(), false);
         thread::scope(|scope| {
             let _ends = Ends(&recorder.end);
             for port in [AUTHORITY_PORT, OTHER_PORT] {

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use api::{GrantRequest, Login};
 use client::{Authority, Error};
-use lab::Namespace;
 use lab::forge::protocol::TCP;
+use lab::{Namespace, poll};
 use tokio::runtime::Builder;
 use tokio::time::timeout;
 
@@ -19,14 +19,17 @@ use crate::chance::Chance;
 use crate::history::{Call, Op, PARTS, Ret, check};
 use crate::stage::{Host, SECRET, lock, part, part_address, policy};
 
-/// Interval between the requests of a client.
-const PACE: Duration = Duration::from_millis(200);
+/// Interval between the requests of a client, in milliseconds: in a long run, and in a short one (see `load.rs`).
+const PACE: (u64, u64) = (200, 400);
+/// Interval between two looks at the hosts.
+const LOOK: Duration = Duration::from_millis(20);
 /// Time that a client waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The histories, one for each part.
 pub struct Recorder {
     began: Instant,
+    pace: Duration,
     calls: [Mutex<Vec<Call>>; PARTS],
     sessions: AtomicU32,
     versions: AtomicU32,
@@ -49,10 +52,11 @@ pub struct Place {
 
 impl Recorder {
     /// Begins to record. Each version of the policy ends with `common`.
-    pub fn new(common: String) -> Self {
+    pub fn new(common: String, is_long: bool) -> Self {
+        let pace = Duration::from_millis(if is_long { PACE.0 } else { PACE.1 });
         let (sessions, versions) = (AtomicU32::new(1), AtomicU32::new(1));
         let end = AtomicBool::new(false);
-        Self { began: Instant::now(), calls: Default::default(), sessions, versions, common, end }
+        Self { began: Instant::now(), pace, calls: Default::default(), sessions, versions, common, end }
     }
 
     /// Reports whether everybody has to end.
@@ -115,7 +119,7 @@ impl Recorder {
             let Some((own, client)) = &session else {
                 session = self.log_in(number, place).await;
                 if session.is_none() {
-                    tokio::time::sleep(PACE).await;
+                    tokio::time::sleep(self.pace).await;
                 }
                 continue;
             };
@@ -141,7 +145,7 @@ impl Recorder {
             if is_gone {
                 session = None;
             }
-            tokio::time::sleep(PACE.saturating_sub(from.elapsed())).await;
+            tokio::time::sleep(self.pace.saturating_sub(from.elapsed())).await;
         }
     }
 
@@ -156,7 +160,8 @@ impl Recorder {
         Some((own, client.with_token(&session.token)))
     }
 
-    /// Puts versions of the policy in force, one after the other and each at a host that is well, until the end.
+    /// Puts versions of the policy in force, one after the other and each at a host that is well, until the end: the next
+    /// one after `pause`, or when the trouble of a host begins.
     pub fn change_policy(&self, hosts: &[Host], chance: &mut Chance, pause: Duration) -> Result<()> {
         while !self.is_over() {
             if let Some(host) = well(hosts, chance) {
@@ -170,7 +175,13 @@ impl Recorder {
                     host.namespace.dir(),
                 )?;
             }
-            sleep(pause);
+            let mut before = hosts.iter().all(Host::is_well);
+            let _ = poll(pause, || {
+                let begins = before && !hosts.iter().all(Host::is_well);
+                before = hosts.iter().all(Host::is_well);
+                sleep(LOOK);
+                begins || self.is_over()
+            });
         }
         Ok(())
     }

@@ -86,7 +86,10 @@ impl SegmentIssuer {
         let issued = self.issue_answers(policy, networks, requester, given, number, room);
         let why = |refusal| {
             let Ends { sender, receiver, .. } = given.ends;
-            let why = Problem::from(refusal).said().title;
+            let why = match refusal {
+                Refusal::Internal(error) => format!("{error:#}"),
+                other => Problem::from(other).said().title,
+            };
             tracing::debug!("no segment for the answers of {receiver} to {sender}: {why}");
         };
         issued.map_err(why).ok()

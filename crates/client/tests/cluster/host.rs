@@ -97,6 +97,8 @@ pub enum Mode {
     Unable,
     /// It does not know any token.
     KnowsNobody,
+    /// It does not know any segment.
+    IssuedNothing,
 }
 
 struct State {
@@ -224,6 +226,7 @@ async fn connection(
             (Mode::BreaksOff, request) if request.starts_with("POST") => return None,
             (Mode::Unable, _) => problem(503, "no_majority"),
             (Mode::KnowsNobody, _) if token.is_some() => problem(401, "not_logged_in"),
+            (Mode::IssuedNothing, "POST /v1/segments/answer") => problem(404, "unknown_segment"),
             (_, "GET /v1/events") => {
                 return stream_events(&mut stream, events.subscribe()).await;
             }

@@ -122,6 +122,39 @@ async fn those_that_failed_are_asked_again_while_another_one_is_silent() {
 }
 
 #[tokio::test]
+async fn a_call_to_silent_authorities_ends() {
+    let stage = Stage::<3>::new().await;
+    stage.hosts.iter().for_each(|host| host.set(Mode::Silent));
+    assert!(matches!(timeout(LATE, stage.client.destinations()).await, Ok(Err(Error::Unreachable(_)))));
+    let count = stage.hosts.iter().map(|host| host.count("GET /v1/destinations")).sum::<usize>();
+    assert!(count < 20, "{count} requests");
+}
+
+#[tokio::test]
+async fn every_authority_is_asked_for_the_answer_to_a_segment() {
+    let stage = Stage::<3>::new().await;
+    stage.hosts.iter().for_each(|host| host.set(Mode::IssuedNothing));
+    let shown = api::AnswerRequest {
+        vni: 100,
+        sender: "10.0.0.5".parse().unwrap(),
+        receiver: "10.0.0.7".parse().unwrap(),
+        sending: "192.0.2.1".parse().unwrap(),
+        receiving: "192.0.2.2".parse().unwrap(),
+        option: String::new(),
+        hops: Vec::new(),
+    };
+    let unknown = stage.client.answer_segment(&shown).await;
+    assert!(matches!(unknown, Err(Error::Refused(problem)) if problem.is_unknown_segment()));
+    // The authority that does not answer has possibly issued the segment.
+    stage.hosts[0].kill().await;
+    assert!(matches!(stage.client.answer_segment(&shown).await, Err(Error::Unreachable(_))));
+    // It is asked although the pause after its failure is not over. The answer here is not a segment.
+    stage.hosts[0].revive().await;
+    stage.hosts[0].set(Mode::Answers);
+    assert!(matches!(stage.client.answer_segment(&shown).await, Err(Error::Other(_))));
+}
+
+#[tokio::test]
 async fn one_that_failed_is_asked_before_its_pause_is_over_if_the_one_that_answered_falls_silent() {
     let stage = Stage::<2>::new().await;
     for host in &stage.hosts {
