@@ -226,7 +226,7 @@ impl Scene {
         all.char_indices().find(|(at, _)| *at >= from).map_or_else(String::new, |(at, _)| all[at..].to_owned())
     }
 
-    /// Ends all processes of an end, and drops the values that it keeps alive.
+    /// Stops all processes at one end of the path, and drops the values that this end keeps alive.
     ///
     /// # Errors
     ///
@@ -237,8 +237,8 @@ impl Scene {
         stopped
     }
 
-    /// Ends all processes of an end, including those that have detached themselves. Keeps the values that the end keeps
-    /// alive.
+    /// Stops all processes at one end of the path, including those that have detached themselves. Unlike [`Self::stop`],
+    /// it does not drop the values that this end keeps alive.
     ///
     /// # Errors
     ///

@@ -85,7 +85,8 @@ pub fn same(results: &Results) -> Finding {
         SAME.into_iter().filter_map(|quantity| Some((quantity, rank::tie(one, other, quantity)?))).collect();
     let apart: Vec<_> = ties.iter().filter(|(_, tie)| !tie).map(|(quantity, _)| quantity.name()).collect();
     let found = (!ties.is_empty()).then_some(apart.is_empty());
-    let evidence = format!("{} of {} quantities tie {}", ties.len() - apart.len(), ties.len(), apart.join(", "));
+    let but = if apart.is_empty() { String::new() } else { format!("; these do not: {}", apart.join(", ")) };
+    let evidence = format!("{} of {} quantities tie{but}", ties.len() - apart.len(), ties.len());
     finding("two runs of the same path tie", found, evidence)
 }
 

@@ -92,7 +92,8 @@ impl Gateway {
         Ok(Self { http, endpoints, good: AtomicUsize::new(0) })
     }
 
-    /// Returns the members' URLs. The member that answered last comes first.
+    /// Returns the members' URLs, in the order in which to try them. The member with the latest answer comes first, or
+    /// the one after a member that has failed since then.
     pub fn in_order(&self) -> impl Iterator<Item = (usize, &str)> {
         let good = self.good.load(Ordering::Relaxed);
         (0..self.endpoints.len()).map(move |turn| {

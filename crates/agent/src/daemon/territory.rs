@@ -27,8 +27,8 @@ impl Territory {
         Self { configured: Arc::new(configured), of_users: Arc::default() }
     }
 
-    /// Takes over the networks of a user's organisations. From then on, these networks limit the clients of the
-    /// organisations' authorities.
+    /// Takes over the networks of a user's organisations. From then on, the agent's connections to one organisation's
+    /// authority on behalf of this user can't go to the networks of another organisation.
     pub fn note(&self, uid: u32, kept: &Kept) {
         let limited = kept.all().filter_map(|(_, name, networks)| Some((shown(name).to_owned(), networks?.to_vec())));
         let limited = limited.collect();

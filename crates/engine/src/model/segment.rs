@@ -37,7 +37,7 @@ pub struct Given {
     pub segment: Segment,
     /// The number of the virtual network.
     pub vni: Vni,
-    /// Addresses of the endpoints, the sender and the receiver.
+    /// The four addresses: those of the two endpoints, of the sender and of the receiver.
     pub ends: Ends,
     /// The proofs, one for each verifier.
     pub proofs: Vec<[u8; 16]>,

@@ -125,8 +125,8 @@ pub const fn sender(number: u32) -> Option<Sender> {
 }
 
 impl Names {
-    /// Adds a name with its number. The name is in the notation of entries, such as `person:alice`, `group:staff` or
-    /// `tag:laptops`. The caller must not give the same number to two names.
+    /// Adds a name. `sender` is its number in entries. The name is in the notation of entries, such as `person:alice`,
+    /// `group:staff` or `tag:laptops`. The caller must not give one number to two names.
     pub fn insert(&self, sender: Sender, name: &str) {
         let mut numbers = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(group) = name.strip_prefix("group:")

@@ -52,7 +52,9 @@ impl When {
         self.0.is_empty()
     }
 
-    /// Returns the first time after `after` at which the answer of [`Self::covers`] changes; `None` if it never does.
+    /// Returns the first time after `after` at which the answer of [`Self::covers`] changes; `None` if no window
+    /// changes any more. If the answer is the same after many changes of single windows, returns the time of one of
+    /// them, and the caller looks again from there.
     pub fn next_change(&self, after: u64) -> Option<u64> {
         let mut at = after;
         for _ in 0..STEPS {
