@@ -31,14 +31,11 @@ const BEAT: Duration = Duration::from_millis(100);
 const PACE: (u64, u64) = (100, 250);
 /// Time within which a new grant must be there while the cluster has a majority.
 const PROMISE: Duration = Duration::from_secs(3);
-/// The longest time by which [`Load::promise`] extends this in a short run.
-const STALLED_MAX: Duration = Duration::from_secs(3);
 /// Time after which an answer does not count as an answer any more.
 const LOST: Duration = Duration::from_secs(12);
 
 /// Counters and failures of the traffic.
 pub struct Load {
-    is_long: bool,
     pace: Duration,
     /// Set when everybody has to end.
     pub end: AtomicBool,
@@ -66,12 +63,11 @@ pub const KINDS: [Kind; 3] = [ASKED, OPENED, TUNNELLED];
 impl Load {
     /// Creates the load. Nothing is sent yet.
     pub fn new() -> Result<Self> {
-        let is_long = setting("VOUCHSAFE_CLUSTER_MINUTES")?.is_some();
-        let usual = if is_long { PACE.0 } else { PACE.1 };
+        let usual = if setting("VOUCHSAFE_CLUSTER_MINUTES")?.is_some() { PACE.0 } else { PACE.1 };
         let pace = Duration::from_millis(setting("VOUCHSAFE_CLUSTER_PACE")?.unwrap_or(usual));
         let (end, faults, waits) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
         let [beats, renewed, fresh] = [const { AtomicU64::new(0) }; 3];
-        Ok(Self { is_long, pace, end, faults, waits, beats, renewed, fresh })
+        Ok(Self { pace, end, faults, waits, beats, renewed, fresh })
     }
 
     /// Starts the traffic on threads of `scope`.
@@ -112,10 +108,10 @@ impl Load {
                 return;
             }
             let to = to(number);
-            let (began, before) = (Instant::now(), stalled());
+            let began = Instant::now();
             let opened = call(client, to, LOST);
             match opened {
-                Ok(_) if began.elapsed() < self.promise(before) => {}
+                Ok(_) if began.elapsed() < PROMISE => {}
                 Ok(_) => self.fault(kind, began, "it took too long"),
                 Err(error) => self.fault(kind, began, &format!("{error:#}")),
             }
@@ -170,9 +166,9 @@ impl Load {
             }
             let round = Instant::now();
             for (kind, request) in [(ASKED, request(2 + (number % 60_000) as u16)), ("a renewal", held.clone())] {
-                let (began, before) = (Instant::now(), stalled());
+                let began = Instant::now();
                 match tokio::time::timeout(LOST, client.grant(&request)).await {
-                    Ok(Ok(_)) if began.elapsed() < self.promise(before) => {}
+                    Ok(Ok(_)) if began.elapsed() < PROMISE => {}
                     Ok(Ok(_)) => self.fault(kind, began, "it took too long"),
                     Ok(Err(error)) => self.fault(kind, began, &error.to_string()),
                     Err(_) => self.fault(kind, began, "no answer"),
@@ -190,14 +186,6 @@ impl Load {
 
     fn is_over(&self) -> bool {
         self.end.load(Relaxed)
-    }
-
-    /// Returns the time within which a request had to be answered at which [`stalled`] was `before`. In a short run,
-    /// the time in which processes waited for a processor does not count: all hosts of the cluster share one machine,
-    /// which may be slow or have other work. A long run needs a machine that is quick enough.
-    fn promise(&self, before: Duration) -> Duration {
-        let stalled = if self.is_long { Duration::ZERO } else { stalled().saturating_sub(before) };
-        PROMISE + stalled.min(STALLED_MAX)
     }
 
     fn waited(&self, kind: Kind, began: Instant) {
@@ -232,12 +220,4 @@ impl Load {
         }
         Ok(())
     }
-}
-
-/// Returns how long processes have waited for a processor since this machine was booted; zero if the kernel does not
-/// tell.
-fn stalled() -> Duration {
-    let text = std::fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
-    let total = text.lines().find(|line| line.starts_with("some")).and_then(|line| line.split_once("total="));
-    Duration::from_micros(total.and_then(|(_, total)| total.trim().parse().ok()).unwrap_or(0))
 }

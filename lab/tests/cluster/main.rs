@@ -6,8 +6,7 @@
 //! within three seconds. The history of all grants, revocations and changes of the policy is checked: they happened as
 //! if there were a single authority (`history.rs`).
 //!
-//! The traffic waits for each answer, and its requests begin at intervals. Short runs ask at a lower rate, and do not count
-//! the time in which processes waited for a processor (`load.rs`).
+//! The traffic waits for each answer, and its requests begin at intervals. Short runs ask at a lower rate (`load.rs`).
 //!
 //! `VOUCHSAFE_CLUSTER_MINUTES` sets for how long faults are caused, `VOUCHSAFE_CLUSTER_SEED` which ones, and
 //! `VOUCHSAFE_CLUSTER_PACE` how long these intervals are at least, in milliseconds.

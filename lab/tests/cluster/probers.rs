@@ -21,8 +21,6 @@ use crate::stage::{Host, SECRET, lock, part, part_address, policy};
 
 /// Interval between the requests of a client, in milliseconds: in a long run, and in a short one (see `load.rs`).
 const PACE: (u64, u64) = (200, 400);
-/// Interval between two looks at the hosts.
-const LOOK: Duration = Duration::from_millis(20);
 /// Time that a client waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -175,11 +173,12 @@ impl Recorder {
                     host.namespace.dir(),
                 )?;
             }
-            let mut before = hosts.iter().all(Host::is_well);
+            let are_well = || hosts.iter().all(Host::is_well);
+            let mut before = are_well();
             let _ = poll(pause, || {
-                let begins = before && !hosts.iter().all(Host::is_well);
-                before = hosts.iter().all(Host::is_well);
-                sleep(LOOK);
+                let now = are_well();
+                let begins = before && !now;
+                before = now;
                 begins || self.is_over()
             });
         }
