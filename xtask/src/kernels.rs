@@ -80,8 +80,8 @@ pub struct Prepared {
     initramfs: PathBuf,
 }
 
-/// Fetches the kernel and builds the initramfs for [`run_beside_tests`], with the binaries that `cargo test --workspace`
-/// built. Returns `None` if Debian's kernel is not available.
+/// Fetches the kernel and builds the initramfs for [`run_beside_tests`], with the binaries of `cargo test --workspace`.
+/// Returns `None` if Debian's kernel is not available.
 pub fn prepare() -> Result<Option<Prepared>> {
     let Some(kernel) = newest()? else { return Ok(None) };
     let binaries = test_binaries("--workspace")?;
@@ -89,7 +89,8 @@ pub fn prepare() -> Result<Option<Prepared>> {
     Ok(Some(Prepared { kernel, binaries, initramfs }))
 }
 
-/// Runs the tests in the booted kernel as part of `test`, with the time that other tests leave.
+/// Runs the datapath's tests in the prepared kernel as part of `test`, with the processor time that other tests leave.
+/// Skips them if `prepared` is `None`.
 pub fn run_beside_tests(prepared: Option<Prepared>) -> Result<()> {
     let Some(prepared) = prepared else {
         println!("kernels: SKIPPED: apt knows no Debian 12 kernel here; see `cargo xtask kernels --help` for --deb");
@@ -248,12 +249,15 @@ fn start(kernel: &Kernel, initramfs: &Path, gives_way: bool) -> Result<Machine> 
     if gives_way {
         machine.args(["--idle", "0", QEMU]);
     }
+    // Emulation of the instructions that copy byte by byte is slow. The kernel uses them if the processor says that they
+    // are fast (ERMS, FSRM).
     machine.args(
-        "-accel tcg -cpu max -smp 1 -m 1024 -nographic -no-reboot -nodefaults -serial stdio -monitor none".split(' '),
+        "-accel tcg -cpu max,erms=off,fsrm=off -smp 1 -m 1024 -nographic -no-reboot -nodefaults -serial stdio -monitor none".split(' '),
     );
     machine.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(initramfs);
     // The kernel's protection against faults of real processors is slow to emulate. Without it, the BPF verifier checks
-    // the same for root. A run of `cargo xtask kernels` has it, and so tests the code that it adds to compiled programs.
+    // the same for root. A run of `cargo xtask kernels` has it, and so tests the code that it adds to compiled
+    // programs.
     let protection = if gives_way { " mitigations=off" } else { "" };
     machine.arg("-append").arg(format!("console=ttyS0 panic=-1 quiet{protection}"));
     let child = machine.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();

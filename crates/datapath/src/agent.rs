@@ -72,7 +72,7 @@ pub struct Agent {
     pub conversations: Table<FlowKey, Conversation>,
     /// The number of used nonces of each pair, by the handle of the pair.
     pub ls_nonces: Table<u64, u32>,
-    /// The addresses and ports of authorities that transfer keys in band.
+    /// The addresses and ports of authorities that transfer keys in band. The values have no meaning.
     pub key_authorities: Table<AuthorityEnd, u32>,
     /// Flows in which the agent accepts keys in band. The value is the time when the flow was opened, in seconds since
     /// boot.
@@ -184,8 +184,8 @@ impl Agent {
         self.set_helping_devices(&HelpingDevices { out: devices.out.index, back: devices.back.index })
     }
 
-    /// Sets the devices through which TCP segments pass before they become UDP datagrams. If `devices` contains no
-    /// devices, no connection travels as datagrams.
+    /// Sets the devices through which TCP segments pass before they become UDP datagrams. If the indices in `devices`
+    /// are 0, no connection travels as datagrams.
     ///
     /// # Errors
     ///
@@ -336,7 +336,7 @@ impl Agent {
     ///
     /// Fails if the kernel refuses access to a map.
     pub fn counts(&self) -> Result<Vec<u64>> {
-        (0..agent_counter::COUNT).map(|index| self.count(index)).collect()
+        self.counters.sums(agent_counter::COUNT)
     }
 
     /// Returns the buffer of packets that are queued until their grants arrive.

@@ -225,7 +225,7 @@ impl Proofs {
     ///
     /// Fails if the kernel refuses access to a map.
     pub fn counts(&self) -> Result<Vec<u64>> {
-        (0..counter::COUNT).map(|index| self.counters.sum_at(index)).collect()
+        self.counters.sums(counter::COUNT)
     }
 
     pub(crate) fn object(&self) -> &Loaded {

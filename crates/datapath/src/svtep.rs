@@ -71,8 +71,8 @@ pub struct Svtep {
     pub proofs: Proofs,
     /// Segments, and decisions not to send. The key describes the packets to which an entry applies.
     pub segments: Table<SegmentKey, SegmentEntry>,
-    /// Received segments under which tenants can answer. The key of an entry is the key that the segment
-    /// for the answers has in `segments`.
+    /// Received segments under which tenants can answer. The key of an entry is the key that the segment for the
+    /// answers has in `segments`.
     pub consents: Table<SegmentKey, Consent>,
     tenants: Table<u32, Tenant>,
     deliveries: Table<u32, Delivery>,
@@ -152,8 +152,8 @@ impl Svtep {
         self.tenants.set(&interface, &Tenant::new(id))
     }
 
-    /// Stops delivery of packets to the tenant. Packets from the tenant continue to be dropped as long as the tenant's
-    /// interface exists.
+    /// Stops delivery of packets to the tenant. From now on, packets from the tenant are dropped, until
+    /// [`Self::release_tenant`] detaches from the tenant's interface.
     ///
     /// # Errors
     ///
@@ -243,7 +243,7 @@ impl Svtep {
     ///
     /// Fails if the kernel refuses access to a map.
     pub fn counts(&self) -> Result<Vec<u64>> {
-        (0..svtep_counter::COUNT).map(|index| self.count(index)).collect()
+        self.counters.sums(svtep_counter::COUNT)
     }
 
     /// Runs the program at a tenant's interface on one frame.

@@ -44,7 +44,7 @@ impl<K: IntoBytes + FromBytes + Immutable, V: IntoBytes + FromBytes + Immutable>
     ///
     /// # Errors
     ///
-    /// Fails if the kernel refuses access to a map.
+    /// Fails if the kernel refuses access to the map, or if the map is full.
     pub fn set(&self, key: &K, value: &V) -> Result<()> {
         self.map.update(key.as_bytes(), value.as_bytes(), MapFlags::ANY).with_context(|| self.place("write"))
     }
@@ -53,7 +53,7 @@ impl<K: IntoBytes + FromBytes + Immutable, V: IntoBytes + FromBytes + Immutable>
     ///
     /// # Errors
     ///
-    /// Fails if the kernel refuses access to a map.
+    /// Fails if the kernel refuses access to the map, or if the map is full.
     pub fn insert(&self, key: &K, value: &V) -> Result<bool> {
         match self.map.update(key.as_bytes(), value.as_bytes(), MapFlags::NO_EXIST) {
             Ok(()) => Ok(true),
@@ -130,6 +130,14 @@ impl<V: IntoBytes + FromBytes + Immutable> Table<u32, V> {
         let cores = self.map.lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY).with_context(|| self.place("read"))?;
         let numbers = cores.unwrap_or_default();
         Ok(numbers.iter().filter_map(|bytes| Some(u64::read_from_prefix(bytes).ok()?.0)).sum())
+    }
+
+    /// Returns what [`Self::sum_at`] returns for each of the first `count` indices.
+    pub(crate) fn sums(&self, count: u32) -> Result<Vec<u64>> {
+        match batch::sums(&self.map) {
+            Some(sums) => Ok(sums.into_iter().take(count as usize).collect()),
+            None => (0..count).map(|index| self.sum_at(index)).collect(),
+        }
     }
 
     /// Changes the value of every core at `index`, in a map that has one value for each core. If a program changes a

@@ -177,7 +177,7 @@ impl Verifier {
     ///
     /// # Errors
     ///
-    /// Fails if the kernel rejects a program.
+    /// Fails if the kernel rejects a program, or a map can't be made or taken over.
     pub fn load_for(choice: Choice, config: VerifierConfig, sizes: Sizes, pins: Option<Pins>) -> Result<Self> {
         let Choice::Only(hook) = choice else {
             let mut verifier = Self::load(Hook::Xdp, config, sizes, pins.clone())?;
@@ -286,7 +286,8 @@ impl Verifier {
         if self.at_tc.is_some() && self.attachments.are_at_tc() { Hook::Tc } else { self.hook }
     }
 
-    /// Returns the reason why the interface with this name has its hook; empty if the programs are not attached to it.
+    /// Returns the reason why the interface with this name has its hook; empty if the programs were never attached to
+    /// it.
     pub fn reason(&self, interface: &str) -> &str {
         self.reasons.get(interface).map_or("", String::as_str)
     }
@@ -378,8 +379,9 @@ impl Verifier {
     }
 
     /// Sets the offset from the programs' clock to Unix time, in nanoseconds (see [`crate::clock`]). If this makes the
-    /// clock jump, first records the times that the programs have forgotten. For these times, they no longer know which
-    /// tokens were used and which grants were revoked.
+    /// clock jump, first records the times that the programs have forgotten. For these times, the programs no longer
+    /// know which tokens were used and which grants were revoked. After a jump, waits until every core's program has
+    /// read the new offset.
     ///
     /// # Errors
     ///
@@ -451,7 +453,9 @@ impl Verifier {
     ///
     /// Fails if the kernel refuses access to a map.
     pub fn counts(&self) -> Result<Vec<u64>> {
-        (0..counter::COUNT).map(|index| self.count(index)).collect()
+        let mut counts = self.counters.sums(counter::COUNT)?;
+        counts[counter::FLOW as usize] += self.cores.sum_at(0)?;
+        Ok(counts)
     }
 
     /// Removes, at `now` (Unix seconds), flows that are idle or whose grants are revoked, and grants and revocations

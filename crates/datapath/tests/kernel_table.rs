@@ -438,7 +438,7 @@ fn kernel_keeps_the_fragments_of_admitted_flows_whatever_strangers_send() {
     assert_eq!(outcome(&first.frame()), passes);
     let datagram = |from, port, id| {
         let packet = lab::forge::Packet::new(from, family.server).udp(table::CLIENT_PORT, port).identification(id);
-        packet.payload(&[5; 3000]).fragments(1400)
+        packet.payload(&[5; 100]).fragments(64)
     };
     let admitted = datagram(family.client, 443, 1);
     let open = datagram(family.client, 5353, 2);

@@ -46,7 +46,7 @@ pub fn config() -> VerifierConfig {
 }
 
 pub const SIZES: Sizes =
-    Sizes { flows: 65536, grants: 16384, accounts: 16384, replay_buckets: 256, revoked: 4096, pairs: 64 };
+    Sizes { flows: 4096, grants: 4096, accounts: 4096, replay_buckets: 256, revoked: 4096, pairs: 64 };
 
 fn receiver(prefix: &str, services: &[(u8, u16, u16)]) -> Receiver {
     let service = |&(protocol, first_port, last_port): &(u8, u16, u16)| Service { protocol, first_port, last_port };
@@ -321,8 +321,11 @@ impl Deciders {
         for key in self.kernel.ls_grants.keys() {
             self.kernel.ls_grants.remove(&key).expect("pairs");
         }
-        for bucket in 0..self.kernel.replays.capacity() {
-            self.kernel.replays.set(&bucket, &ReplayBucket::default()).expect("replays");
+        let empty = ReplayBucket::default();
+        for (index, bucket) in self.kernel.replays.entries() {
+            if bucket != empty {
+                self.kernel.replays.set(&index, &empty).expect("replays");
+            }
         }
         self.model.flows.clear();
         self.model.grants.clear();
