@@ -73,6 +73,8 @@ pub fn page(status: &Status, drops: &Drops, now: u64) -> Page {
     });
     page.gauges("interface", "1 for each attached interface, with hook and mode", interfaces);
     page.gauge("not_attached", "Interfaces that are skipped or cannot be protected", status.not_attached.len() as f64);
+    let open = status.not_attached.iter().filter(|interface| interface.open).count();
+    page.gauge("unchecked_interfaces", "Interfaces whose packets nobody checks", open as f64);
     let peer = |peer: &Peer| label("peer", &peer.address);
     let of_peers = |value: fn(&Peer) -> Option<f64>| {
         status.peers.iter().filter_map(move |one| Some((label("peer", &one.address), value(one)?))).collect::<Vec<_>>()

@@ -3,12 +3,14 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::thread;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use lab::middlebox::Rules;
 use lab::service::{ask, call, exchange};
 use lab::world::{ECHO, FRONT4, FRONT6};
 use lab::{Capture, Namespace, poll, test};
+use whois::{Connection, Verifier};
 
 use crate::stage::{PATIENCE, SECOND, Stage, TUNNEL, at};
 
@@ -36,6 +38,18 @@ fn learn(stage: &Stage, host: &str) -> Result<()> {
     let learned = || states() == ["blocked", "works"];
     ensure!(poll(SECOND * 10, learned), "not remembered: {}", stage.agent.ping(&at(host).to_string())?);
     Ok(())
+}
+
+/// Reports whether the verifier's identity socket names the person behind one of the flows to this host.
+fn is_known(stage: &Stage, verifier: &Verifier, host: &str) -> Result<bool> {
+    for flow in stage.verifier.flows()?.iter().filter(|flow| flow["server"] == at(host).to_string()) {
+        let client = flow["client"].as_str().context("a flow without a client")?.parse()?;
+        let who = verifier.who(&Connection { client, server: at(host), accepted: Instant::now() })?;
+        if who.is_some_and(|who| who.person == "alice") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Sends many bytes to the echo, and checks that they come back.
@@ -72,7 +86,10 @@ fn where_only_udp_passes_a_connection_is_there_within_a_second() {
 #[test]
 fn what_works_is_remembered_and_carries_much_in_both_directions() {
     test(|| {
-        let stage = Stage::in_datagrams(&TAKES)?;
+        let room = tempfile::tempdir()?;
+        let socket = room.path().join("identity.sock");
+        let identity = ["--identity-socket", socket.to_str().context("the path of the socket")?];
+        let stage = Stage::in_datagrams(&[&TAKES[..], &identity].concat())?;
         let filter = only_udp(&stage.network.internet)?;
         for host in [FRONT4, FRONT6] {
             learn(&stage, host)?;
@@ -88,6 +105,7 @@ fn what_works_is_remembered_and_carries_much_in_both_directions() {
             ensure!(sent > 100, "{host}: {sent} datagrams");
             let long = of(&format!("udp and port {ECHO} and greater {}", LONGEST + 1))?;
             ensure!(long.is_empty(), "{host}: too long: {:#?}", &long[..long.len().min(9)]);
+            ensure!(is_known(&stage, &Verifier::at(&socket), host)?, "{host}: the identity socket names nobody");
         }
         ensure!(stage.steered()? == 0, "a packet went into the tunnel");
         ensure!(stage.services.echo.datagrams() == 0, "an application has got a segment as a datagram");

@@ -58,9 +58,9 @@ pub struct WebhookState {
     pub failed: u64,
     /// Number of messages that were lost since the authority started.
     pub lost: u64,
-    /// Number of messages that wait.
+    /// Number of messages that are not delivered yet: those that wait, and one that is being sent.
     pub waiting: usize,
-    /// The reason why the latest attempt failed; `None` if it succeeded.
+    /// The reason why the latest attempt failed; `None` if it succeeded, or if there was no attempt yet.
     pub trouble: Option<String>,
 }
 
@@ -192,7 +192,8 @@ impl Endpoint {
         };
         state.failed += 1;
         if state.trouble.replace(why.clone()).is_none() {
-            tracing::warn!("the webhook {} does not accept messages; trying again: {why}", self.name);
+            let next = if is_final { "this message is lost" } else { "trying again" };
+            tracing::warn!("the webhook {} does not accept messages; {next}: {why}", self.name);
         }
         if waiting.postpone(Instant::now()) && !is_final {
             return add(&mut state, waiting);

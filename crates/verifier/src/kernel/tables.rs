@@ -41,7 +41,8 @@ impl Kernel {
         let mut keys: Vec<FlowKey> = match server {
             Some(server) => {
                 let key = |protocol| FlowKey::new(address, port, server.ip().to_canonical(), server.port(), protocol);
-                [TCP, UDP].map(key).into_iter().flat_map(|key| [key, key.within(true)]).collect()
+                let [tcp, udp] = [TCP, UDP].map(key);
+                vec![tcp, tcp.within(true), tcp.in_datagrams(), udp, udp.within(true)]
             }
             None => self.verifier.flows.keys().into_iter().filter(|key| key.client() == (address, port)).collect(),
         };
