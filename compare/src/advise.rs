@@ -133,9 +133,11 @@ pub struct Answers {
 pub enum Recommendation {
     /// Use Vouchsafe and no tunnel.
     Vouchsafe,
-    /// A tunnel. The text is the name of the tunnel that ranks first in the run.
+    /// A tunnel. The text is the name of the tunnel that ranks first in the run; `None` if there is no run, or if no
+    /// tunnel of the run meets all musts.
     Tunnel(Option<String>),
-    /// A tunnel for the destinations that need one, and Vouchsafe for the others.
+    /// Vouchsafe for applications that encrypt by themselves, and a tunnel for the others. The text is as in
+    /// [`Self::Tunnel`].
     Both(Option<String>),
     /// Neither Vouchsafe nor a tunnel, but a gateway that browsers use.
     Browser,
@@ -174,7 +176,8 @@ impl Advice {
     }
 }
 
-/// Recommends the kind of access that fits the answers. Takes candidates and figures from `results`, if given.
+/// Recommends the kind of access that fits the answers. If there are `results`, a recommended tunnel is named, and the
+/// argument has figures of the run.
 pub fn advise(answers: &Answers, results: Option<&Results>) -> Advice {
     let mut argument = Vec::new();
     let against = reasons_against(answers);
@@ -219,8 +222,7 @@ fn reasons_against(answers: &Answers) -> Vec<String> {
     }
     if answers.reach != Reach::Services {
         reasons.push(format!(
-            "Since {}, packets must travel between networks: Vouchsafe admits flows to services and gives no inside \
-             address.",
+            "Packets must travel between networks, because {}: Vouchsafe only admits flows to services.",
             answers.reach
         ));
     }
@@ -228,8 +230,8 @@ fn reasons_against(answers: &Answers) -> Vec<String> {
     if !others.is_empty() {
         let names: Vec<_> = others.iter().map(ToString::to_string).collect();
         reasons.push(format!(
-            "Clients run {}, but Vouchsafe's agent runs on Linux only. For these clients, a Linux router before them would \
-             have to run it.",
+            "Clients run {}, but Vouchsafe's agent runs on Linux only. For these clients, a Linux router in front of \
+             them would have to run the agent.",
             names.join(", ")
         ));
     }
@@ -241,7 +243,7 @@ fn exposes(answers: &Answers) -> Vec<String> {
     let mut open = Vec::new();
     if answers.path == Path::Untrusted && answers.encryption != Encryption::All {
         open.push(format!(
-            "Confidentiality: {} and {}, so that their payload would be readable on the path.",
+            "Confidentiality: {} and {}, so payload would be readable on the path.",
             answers.path, answers.encryption
         ));
     }
@@ -354,7 +356,7 @@ fn cost(answers: &Answers, recommendation: &Recommendation, results: Option<&Res
     let figure = |name: &str| Some(results.solution(name)?.summary(quantity)?.median);
     let (own, plain) = (figure(&named)?, figure("plain")?);
     Some(format!(
-        "Cost: {}. In this run, {} is {} {} with {named} and {} on the plain path.",
+        "Cost: {}. In this run, {}: {} {} with {named}, and {} on the plain path.",
         answers.slow,
         quantity.title(),
         rounded(own),

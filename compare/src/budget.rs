@@ -43,7 +43,7 @@ pub struct Spent {
     pub name: String,
     /// Time of the whole turn, in seconds.
     pub seconds: f64,
-    /// Part of `seconds` for measurements that later rounds do not repeat.
+    /// The part of `seconds` that the turn spends on measurements that later rounds do not repeat.
     pub once: f64,
     /// The part of `seconds` that the turn's transfers took.
     pub transfers: f64,
@@ -79,7 +79,7 @@ impl Budget {
         self.spent.push(spent);
     }
 
-    /// Returns the seconds left; `None` if there is no limit.
+    /// Returns the number of seconds until the time limit, negative after it; `None` if there is no limit.
     pub fn left(&self) -> Option<f64> {
         Some(self.whole? - self.spent.iter().map(|spent| spent.seconds).sum::<f64>())
     }

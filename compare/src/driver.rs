@@ -16,12 +16,13 @@ use crate::workshop::Workshop;
 pub struct Need {
     /// The program's name or path.
     pub program: &'static str,
-    /// The package that contains the program.
+    /// The Debian package that contains the program, or the command in this repository that builds the program.
     pub package: &'static str,
 }
 
 impl Need {
-    /// Creates the need for a program that is in a Debian package.
+    /// Creates the need for a program. `package` is the Debian package that contains the program, or the command in
+    /// this repository that builds it.
     pub const fn new(program: &'static str, package: &'static str) -> Self {
         Self { program, package }
     }
@@ -55,9 +56,10 @@ pub enum Door {
 
 /// A solution to compare.
 ///
-/// The client is [`site::CLIENT`](crate::site::CLIENT), the server runs on the gateway,
-/// [`site::GATEWAY`](crate::site::GATEWAY). Once [`Driver::start_client`] has taken effect, the client must reach
-/// [`site::SERVER`](crate::site::SERVER) behind the gateway, and packets from there must reach the client.
+/// The solution's client runs on the host [`site::CLIENT`](crate::site::CLIENT), and the solution's server on the
+/// gateway, [`site::GATEWAY`](crate::site::GATEWAY). Once [`Driver::start_client`] has taken effect, packets must pass
+/// in both directions between the client's host and the host of the services behind the gateway,
+/// [`site::SERVER`](crate::site::SERVER).
 pub trait Driver: Send + Sync {
     /// Returns the name on the command line and in files.
     fn name(&self) -> String;

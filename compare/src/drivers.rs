@@ -74,7 +74,8 @@ pub fn all() -> Vec<Box<dyn Driver>> {
 ///
 /// # Errors
 ///
-/// Fails if there is no solution of a name, or if a name occurs twice; the error lists all names.
+/// Fails if no solution has one of these names, or if a name occurs twice. In the first case, the error lists the names
+/// of all solutions.
 pub fn named(names: &[String]) -> Result<Vec<Box<dyn Driver>>> {
     let mut left: Vec<Option<Box<dyn Driver>>> = all().into_iter().map(Some).collect();
     let mut chosen = Vec::new();

@@ -205,7 +205,7 @@ impl Criterion {
     }
 }
 
-/// Formats a number with three significant digits.
+/// Formats a number with three significant digits, but keeps all digits before the decimal point.
 pub fn rounded(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {
         return format!("{value}");

@@ -86,11 +86,12 @@ impl Property {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Record {
-    /// The machine and the plan of the run. It is the first record of a run.
+    /// The machine and the plan of the run. A run begins with this record, and each continuation of the run adds
+    /// another one.
     Run {
-        /// Time at which the run began, as RFC 3339.
+        /// Time at which the run began or was continued, as RFC 3339.
         date: String,
-        /// Description of the machine: processor, number of cores, and kernel.
+        /// Description of the machine: processor, number of cores, kernel, distribution, and TCP's congestion control.
         machine: String,
         /// Number of rounds.
         rounds: u32,
@@ -246,7 +247,7 @@ impl Journal {
         self.begun
     }
 
-    /// Reports whether a run has already measured this solution in this round.
+    /// Reports whether this solution was measured in this round before the journal was opened.
     pub fn is_done(&self, solution: &str, round: u32) -> bool {
         self.done.contains(&(solution.to_owned(), round))
     }

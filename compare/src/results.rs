@@ -88,9 +88,9 @@ pub struct Cell {
 /// The results of a run, as a table.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Results {
-    /// Time at which the run began, as RFC 3339.
+    /// Time at which the run began or was last continued, as RFC 3339.
     pub date: String,
-    /// Description of the machine: processor, number of cores, and kernel.
+    /// Description of the machine: processor, number of cores, kernel, distribution, and TCP's congestion control.
     pub machine: String,
     /// The solutions, in the order in which they were chosen.
     pub solutions: Vec<Solution>,
@@ -103,7 +103,7 @@ pub struct Results {
 }
 
 impl Results {
-    /// Builds the table from the records.
+    /// Builds the table from the records. Leaves out solutions that have neither a value nor a failed measurement.
     pub fn of(records: &[Record]) -> Self {
         let mut this = Self::default();
         for record in records {

@@ -20,15 +20,15 @@ use crate::watchdog::Watchdog;
 pub enum Depth {
     /// All measurements, in enough rounds for 95 % intervals.
     Full,
-    /// All measurements, but fewer rounds and shorter transfers.
+    /// All measurements, in as many rounds as [`Self::Full`], but with shorter transfers.
     Quick,
     /// A few seconds, for tests.
     Smoke,
 }
 
 impl Depth {
-    /// Returns the number of rounds. With six rounds or more, the range of the samples contains the true median in 19
-    /// of 20 cases.
+    /// Returns the number of rounds. With six rounds or more, the range of the samples contains the true median in at
+    /// least 19 of 20 cases.
     pub const fn rounds(self) -> u32 {
         match self {
             Self::Full | Self::Quick => 6,
@@ -104,7 +104,8 @@ pub struct Order<'a> {
 pub const LONGEST_TURN: Duration = Duration::from_secs(150);
 
 impl<'a> Order<'a> {
-    /// Makes an order for these solutions, without studies and without a limit for the whole run.
+    /// Returns a description of a run that measures these solutions and no studies, with no time limit for the whole
+    /// run.
     pub fn new(solutions: &'a [Box<dyn Driver>], rounds: u32, plan: Plan) -> Self {
         Self { solutions, studies: &[], rounds, plan, time: None, limit: LONGEST_TURN }
     }
@@ -170,7 +171,7 @@ pub fn run(order: &Order<'_>, dir: &Path, stop: &AtomicBool, mut say: impl FnMut
         }
         if choice.rounds != rounds || choice.scale < 1.0 {
             say(&format!(
-                "to end in time: {} rounds, with transfers shortened to {:.0} %",
+                "to end in time, the number of rounds is {}, and transfers have {:.0} % of their planned length",
                 choice.rounds,
                 choice.scale * 100.0
             ));
@@ -184,7 +185,7 @@ pub fn run(order: &Order<'_>, dir: &Path, stop: &AtomicBool, mut say: impl FnMut
             let rest = budget.choose(&coming(&able, order, &journal, round), rounds);
             // The rest of this round would take longer than there is time; its first part is kept.
             if round > 0 && budget.left().is_some_and(|left| left <= 0.0) {
-                say(&format!("the time is used up in round {}", round + 1));
+                say(&format!("the time is used up: the run ends in round {} and keeps all its results", round + 1));
                 return Ok(());
             }
             say(&format!("round {} of {rounds}: {name}, {} left", round + 1, left(rest.seconds)));

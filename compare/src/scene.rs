@@ -164,7 +164,7 @@ impl Scene {
         self.held[end.index()].iter_mut().find_map(|part| part.downcast_mut())
     }
 
-    /// Adds steps that the administrator took outside of this scene.
+    /// Adds steps of the administrator that [`Self::run`], [`Self::ip`] and [`Self::daemon`] do not count.
     pub fn count(&mut self, end: End, steps: Steps) {
         let sum = &mut self.steps[end.index()];
         *sum = Steps {
@@ -194,7 +194,8 @@ impl Scene {
     ///
     /// # Errors
     ///
-    /// Fails if this takes too long. The error names `what` and contains the daemons' logs.
+    /// Fails if `condition` does not return true within [`SOON`]. The error names `what` and contains the daemons'
+    /// logs.
     pub fn wait(&self, end: End, what: &str, condition: impl FnMut() -> bool) -> Result<()> {
         ensure!(poll(SOON, condition), "waited in vain for {what} at {}:\n{}", self.machine(end), self.logs(end));
         Ok(())

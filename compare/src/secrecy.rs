@@ -14,7 +14,7 @@ use crate::measure::emulator::Seen;
 /// The outcome of an attempt to open a recorded session with stolen keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
-    /// Whether data of the session was opened.
+    /// Whether the stolen keys open what forward secrecy protects: the login, the data, or the keys of the session.
     pub opened: bool,
     /// Sentence for the report that says which steps the attempt took and how far it got.
     pub evidence: String,

@@ -49,7 +49,8 @@ pub enum Path {
 pub const TO_CLIENT: &str = "to-client";
 /// Name of the network device that leads to the gateway, in the path's namespace.
 pub const TO_GATEWAY: &str = "to-gateway";
-/// The bridge's end towards the gateway, where the path is emulated.
+/// Name of the network device through which the emulator reaches the bridge, in the path's namespace. It exists only on
+/// a path of the kind [`Path::Emulated`].
 pub const TRUNK: &str = "trunk";
 
 /// Namespaces and cables. They are removed when this value is dropped.
@@ -194,7 +195,7 @@ fn quiet(host: &Namespace) -> Result<()> {
     Ok(())
 }
 
-/// Returns the processes whose main thread is in the namespace.
+/// Returns the ids of the processes whose main thread is in the namespace, except this process.
 pub fn processes(namespace: &Namespace) -> Vec<i32> {
     let inode = |path: &std::path::Path| fs::metadata(path).map(|file| file.ino()).ok();
     let Some(wanted) = inode(&namespace.path()) else { return Vec::new() };

@@ -68,7 +68,7 @@ impl Workshop {
         }
     }
 
-    /// Returns the path of a machine's file: `server`, `client-1`, `client-2`, …
+    /// Returns the path of the file `name` in the folder of a machine, such as `server` or `client-1`.
     pub fn path(&self, machine: &str, name: &str) -> PathBuf {
         self.dir.path().join(machine).join(name)
     }
@@ -136,8 +136,9 @@ impl Workshop {
         Ok(dir)
     }
 
-    /// Makes a certificate authority and certificates: `ca.crt`, `this.crt` and `this.key` on the server and on every
-    /// client. The certificate of the server is for the name `server`, that of the first client for [`IDENTITY`].
+    /// Makes a certificate authority and certificates: `ca.crt`, `this.crt`, `this.key`, and `this.pem` with
+    /// certificate and key, on the server and on every client. The certificate of the server is for the name `server`,
+    /// that of the first client for [`IDENTITY`].
     ///
     /// # Errors
     ///

@@ -51,7 +51,7 @@ impl Guarded {
     ///
     /// # Errors
     ///
-    /// Fails if a part of it does not start.
+    /// Fails if the authority, the verifier or the agent does not start, or if Alice can't log in.
     pub fn new(flags: &[&str]) -> Result<Self> {
         Self::within(Network::new(Way::Direct)?, flags, "")
     }

@@ -15,7 +15,8 @@ pub struct Arrivals<'n> {
 }
 
 impl<'n> Arrivals<'n> {
-    /// Counts the SYNs from `from` to `to` that reach `host` from now on.
+    /// Counts the SYNs from `from` to `to` that reach the packet filter of `host` from now on, past the programs at XDP
+    /// and tc.
     ///
     /// # Errors
     ///

@@ -25,7 +25,7 @@ pub fn overhead(long: (&Capture, &str), short: (&Capture, &str)) -> Result<Vec<u
     after
         .iter()
         .map(|packet| {
-            of(*packet).with_context(|| format!("the packet {packet:?} is missing in the other capture: {before:?}"))
+            of(*packet).with_context(|| format!("the packet {packet:?} has no match at least as long in {before:?}"))
         })
         .collect()
 }
@@ -104,8 +104,8 @@ impl Capture {
         Ok(self.file.clone())
     }
 
-    /// Waits until all packets up to now are in the file. Without this, a test that looks for a packet's absence may pass
-    /// only because tcpdump lags behind.
+    /// Waits until all packets up to now are in the file. Without this, a test that looks for a packet's absence may
+    /// pass only because tcpdump lags behind.
     pub fn settle(&self) -> Result<()> {
         // tcpdump sleeps only when it has no packets left to read.
         let stat = format!("/proc/{}/stat", self.tcpdump.pid());

@@ -58,8 +58,8 @@ const PAUSE: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(10
 
 /// Polls `condition` until it is true or `within` has elapsed; returns whether it became true.
 ///
-/// Pauses for twice as long as an evaluation takes. Many conditions start a command, and the program that they wait for
-/// needs the processor, too.
+/// Between two evaluations, pauses for twice as long as the last one took, but at least 2 ms and at most 100 ms. Many
+/// conditions start a command, and the program that they wait for needs the processor, too.
 #[must_use]
 pub fn poll(within: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + within;

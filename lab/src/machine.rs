@@ -1,6 +1,6 @@
 //! Debian machines that boot. In each of them, systemd runs as process 1. A machine has its own mounts, processes, host
-//! name, control groups and BPF file system, and uses the network of a [`Namespace`]. It shares only the kernel with the
-//! host.
+//! name, control groups and BPF file system, and uses the network of a [`Namespace`]. It shares only the kernel with
+//! the host.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};

@@ -69,7 +69,8 @@ impl Mint {
         Forgery { header, time: now(), to, source }
     }
 
-    /// Returns the block (wire.md §4) of a new token with a unique nonce, which the caller appends to a first packet.
+    /// Makes a token with a nonce of its own, and returns the token's block (wire.md §4). The caller appends the block
+    /// to a first packet.
     pub fn block(&mut self, forgery: &Forgery) -> Result<[u8; tail::BLOCK_LEN]> {
         self.nonce = self.nonce.wrapping_add(1);
         let current = Epoch::at(now().into(), self.epoch_length);

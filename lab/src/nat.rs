@@ -40,7 +40,7 @@ const MAPPING: &str = "3";
 const CLOSING: [(&str, &str); 6] =
     [("syn_sent", "2"), ("fin_wait", "1"), ("close_wait", "1"), ("last_ack", "1"), ("time_wait", "1"), ("close", "1")];
 
-/// A carrier's translator. Its clients share a few ports of the public address, and it soon forgets idle flows.
+/// A carrier-grade NAT. Its clients share a few ports of the public address, and it soon forgets idle flows.
 pub struct Carrier<'a> {
     router: &'a Namespace,
     outside: &'a str,
@@ -48,7 +48,7 @@ pub struct Carrier<'a> {
 }
 
 impl<'a> Carrier<'a> {
-    /// Changes the router made by [`nat`] into a carrier's translator for IPv4 flows to the prefix `servers`: new flows
+    /// Changes the router made by [`nat`] into a carrier-grade NAT for IPv4 flows to the prefix `servers`: new flows
     /// share `ports`. The router soon forgets idle flows to other destinations, too. Flows that it already knows keep
     /// their ports; their new time limits apply from their next packet.
     pub fn new(router: &'a Namespace, outside: &'a str, servers: &'a str, ports: RangeInclusive<u16>) -> Result<Self> {
@@ -63,7 +63,7 @@ impl<'a> Carrier<'a> {
         Ok(this)
     }
 
-    /// Gives these ports to new flows to the servers, in place of those before.
+    /// Makes new flows to the servers share `ports`, in place of the ports given before.
     pub fn give(&self, ports: RangeInclusive<u16>) -> Result<()> {
         let Self { router, outside, servers } = self;
         let (first, last) = ports.into_inner();

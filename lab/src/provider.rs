@@ -98,8 +98,8 @@ impl Provider {
         write(&self.people, &self.groups)
     }
 
-    /// Removes a user, as when somebody leaves the organisation. The provider refuses to say anything about the user from
-    /// then on.
+    /// Removes a user, as when somebody leaves the organisation. The provider refuses to say anything about the user
+    /// from then on.
     pub fn remove(&mut self, person: &str) -> Result<()> {
         self.groups.remove(person).with_context(|| format!("the provider knows no {person}"))?;
         write(&self.people, &self.groups)

@@ -27,7 +27,7 @@ const MARK_OUT: u32 = 0x72;
 /// Longest delay of a late packet.
 const LATE: Duration = Duration::from_millis(120);
 
-/// The running emulator. Dropping it ends the emulation.
+/// A running emulator of an unreliable path. Dropping it ends the emulation.
 pub struct Rough {
     counts: Arc<Counts>,
     end: Arc<AtomicBool>,
@@ -49,7 +49,7 @@ pub struct Counts {
 
 impl Rough {
     /// Starts the emulator. Of the namespace's SYNs, `percent` % are lost, as many arrive twice, and as many arrive
-    /// late; no SYN is treated in two of these ways.
+    /// late; no SYN is treated in two of these ways. `percent` must be 1 to 33.
     pub fn start(namespace: &Namespace, percent: u64) -> Result<Self> {
         let rules = format!(
             "table ip rough {{

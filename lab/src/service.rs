@@ -234,7 +234,7 @@ pub fn exchange(stream: &mut TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// Exchanges messages on a flow that has to be cut. Returns when the last answer came.
+/// Exchanges messages on a flow until the flow is cut, and returns the time of the last answer.
 ///
 /// # Errors
 /// Fails if answers still come after `within`.

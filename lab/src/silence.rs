@@ -105,7 +105,12 @@ impl Route {
             found = here.and_then(|entry| entry["lladdr"].as_str()).map(str::to_owned);
             found.is_some()
         });
-        ensure!(known, "{} does not say its hardware address on {}", self.next, self.device);
+        ensure!(
+            known,
+            "the next hop {} does not answer ARP or neighbour discovery on {}: is it up, and on this link?",
+            self.next,
+            self.device
+        );
         found.context("the kernel does not list the next hop as a neighbour")
     }
 }
@@ -133,7 +138,7 @@ fn show(args: &Args, findings: &[Finding]) {
         let heard = match (finding.answers.as_slice(), finding.remarks.as_slice()) {
             ([], []) => "nothing".to_owned(),
             ([], [first, ..]) => format!("nothing; on the way: {first}"),
-            ([first, ..], _) => format!("{} ANSWERS, the first: {first}", finding.answers.len()),
+            ([first, ..], _) => format!("ANSWERS: {}, the first: {first}", finding.answers.len()),
         };
         println!("{:width$}  {heard}", finding.name);
     }

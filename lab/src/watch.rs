@@ -30,7 +30,8 @@ pub fn answered(findings: &[Finding]) -> impl Iterator<Item = &Finding> {
 }
 
 /// Sends all probes of the suite out of `port`, and then listens there for the time `patience`. Returns, for each
-/// probe, the packets that came back.
+/// probe, the packets that came back. Packets that belong to the suite, but to no single probe, are in a last finding
+/// with the name `any of these`.
 pub fn run(port: &Port, target: &Target, patience: Duration) -> Result<Vec<Finding>> {
     let probes = suite(target);
     for probe in &probes {

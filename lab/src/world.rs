@@ -135,7 +135,8 @@ impl World {
         Ok(Self { agent, verifier, authority, services, network })
     }
 
-    /// Starts a world whose epochs last `seconds` and whose grants last half an epoch, and logs Alice in.
+    /// Starts a world whose epochs last `seconds`, and logs Alice in. Her grants for the receiver `front` are valid for
+    /// half an epoch.
     pub fn with_epochs(way: Way, seconds: u32) -> Result<Self> {
         let network = Network::new(way)?;
         let services = Services::start(&network)?;

@@ -316,7 +316,7 @@ fn an_authority_that_names_members_at_anothers_addresses_makes_the_agent_connect
         ensure!(done, "{text}");
         let refused = stage.agent.try_login_with(&stage.home.authority, "alice", &[]);
         let text = refused.err().map(|error| format!("{error:#}")).context("the login succeeded")?;
-        ensure!(text.contains("acme") && text.contains("you have given"), "{text}");
+        ensure!(text.contains("acme") && text.contains("belongs to organisation"), "{text}");
         Ok(())
     });
 }

@@ -97,7 +97,8 @@ pub enum Ran {
 }
 
 impl Program {
-    /// Compiles `bpf/verifier.bpf.c` with these edits, and loads it.
+    /// Compiles `bpf/verifier.bpf.c` with these edits, and loads it. `room` limits the number of live elements of the
+    /// tables that it names.
     ///
     /// # Errors
     ///
@@ -154,8 +155,8 @@ impl Program {
         self.with(table, |table| table.name.clone())
     }
 
-    /// Runs the program from its beginning, with the answers of the first `performed` operations. If the last of these
-    /// was a write, also returns the written bytes.
+    /// Runs the program from its beginning to the operation that follows the first `performed` ones, or to its end.
+    /// `answers` are the answers of those operations. If the last of them was a write, also returns the written bytes.
     pub fn run(&self, entry: Entry<'_>, performed: u16, answers: &[u8]) -> (Ran, Option<(Place, Vec<u8>)>) {
         GROUND.with(|ground| {
             // SAFETY: the memory is this thread's, for as long as the thread lives.
@@ -429,7 +430,8 @@ impl Run<'_> {
     fn outcome(&self) -> Option<u8> {
         let of = |name: &str| self.own.iter().find(|table| self.program.name(**table) == name);
         if let Some(cores) = of("cores") {
-            // SAFETY: the table was looked up in this run, so its first number exists: packets that the fast path settled.
+            // SAFETY: the table was looked up in this run, so its first number exists: packets that the fast path
+            // settled.
             let settled = unsafe { *self.ground.own.add(usize::from(*cores) * TABLE_LENGTH).cast::<u64>() };
             if settled != 0 {
                 return Some(counter::FLOW as u8);
@@ -476,7 +478,12 @@ fn compile(edits: &[Edit]) -> Result<TempDir> {
             let name = Path::new(part).join(entry.file_name());
             let Ok(mut text) = fs::read_to_string(entry.path()) else { continue };
             for edit in edits.extract_if(.., |edit| Path::new(edit.file) == name) {
-                ensure!(text.matches(edit.from).count() == 1, "{}: must occur exactly once: {}", edit.file, edit.from);
+                ensure!(
+                    text.matches(edit.from).count() == 1,
+                    "{}: the text to replace must occur exactly once: {}",
+                    edit.file,
+                    edit.from
+                );
                 text = text.replace(edit.from, edit.to);
             }
             // Leave out the bounds for the kernel's verifier, which are in its assembly language.

@@ -14,7 +14,8 @@ use crate::run::{self, cargo, root};
 const SHIPPED: &str = "vouchsafe";
 const EXCEPTIONS: &str = "xtask/audit-exceptions.txt";
 
-/// Runs the checks and prints a line for each. Fails with all findings together.
+/// Checks licences, duplicates, unused dependencies and advisories, and prints a line for each check. Fails with all
+/// findings together.
 pub fn run() -> Result<()> {
     let metadata = MetadataCommand::new()
         .current_dir(root())
@@ -39,7 +40,7 @@ pub fn run() -> Result<()> {
     let duplicates = graph.duplicates()?;
     for (name, versions) in &duplicates {
         if exceptions.remove(&format!("duplicate {name}")).is_none() {
-            findings.push(format!("{SHIPPED} has {name} in versions {}", versions.join(", ")));
+            findings.push(format!("{SHIPPED} contains {name} in several versions: {}", versions.join(", ")));
         }
     }
     println!("audit: duplicates in {SHIPPED}: {}", duplicates.len());

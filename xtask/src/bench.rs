@@ -13,7 +13,8 @@ use crate::run::cargo;
 use crate::{build, target_dir, tests};
 
 /// The benches of `make bench`, each as package and target. The command line names benches by their target. Each bench
-/// prints one line of JSON: {name: {value, unit, yardstick, ratio, noise, bound, verdict, at}} (see `measure::Figures`).
+/// prints one line of JSON: {name: {value, unit, yardstick, ratio, noise, bound, verdict, at}} (see
+/// `measure::Figures`).
 const BENCHES: [(&str, &str); 16] = [
     ("wire", "overhead"),
     ("engine", "engine"),

@@ -10,8 +10,8 @@ use anyhow::{Context, Result};
 use crate::run::{cargo, command, command_as_root, run};
 use crate::target_dir;
 
-/// Builds the binary `vouchsafe` for the tests and returns its path. Builds the binary, the library for programs in other
-/// languages and all tests in one run of cargo, because separate runs would build many dependencies twice, with
+/// Builds the binary `vouchsafe` for the tests and returns its path. Builds the binary, the library for programs in
+/// other languages and all tests in one run of cargo, because separate runs would build many dependencies twice, with
 /// different features.
 pub fn for_tests() -> Result<PathBuf> {
     run(&mut cargo(["build", "--workspace", "--lib", "--bins", "--tests"]))?;
@@ -69,7 +69,7 @@ pub fn compare(args: Vec<String>) -> Result<()> {
     Err(error).with_context(|| format!("could not start {}", program.display()))
 }
 
-/// Returns the search path for programs. It begins with the folders of the VPNs that `xtask/peers.sh` has built.
+/// Returns the search path for programs. It begins with the folder of the VPNs that `xtask/peers.sh` has built.
 pub fn with_peers() -> OsString {
     let mut path = target_dir().join("parts/peers").into_os_string();
     if let Some(usual) = std::env::var_os("PATH") {

@@ -13,7 +13,7 @@ const MANIFESTS: &str = "packaging/kubernetes/vouchsafe.yaml";
 const HEAD: &str =
     "# Written by `cargo xtask chart` from packaging/helm/vouchsafe, with its default values: docs/kubernetes.md.\n";
 
-/// Checks the chart and writes the manifests.
+/// Checks the Helm chart, and renders it into packaging/kubernetes/vouchsafe.yaml.
 pub fn write() -> Result<()> {
     let helm = helm().context("no helm: `sh xtask/setup.sh test` builds it, with Go 1.24 or later")?;
     run(command(helm).args(["lint", "--strict", CHART]))?;

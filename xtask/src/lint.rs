@@ -77,7 +77,7 @@ fn style() -> Result<()> {
         let lines = text.lines().count();
         let is_code = [".rs", ".c", ".h"].iter().any(|ending| name.ends_with(ending));
         if is_code && lines > LONG_FILE {
-            findings.push(format!("{name}: {lines} lines; divide it by duty, a file has at most {LONG_FILE}"));
+            findings.push(format!("{name}: {lines} lines, but a file may have at most {LONG_FILE}: divide it by duty"));
         }
     }
     ensure!(findings.is_empty(), "style: correct these findings:\n  {}", findings.join("\n  "));

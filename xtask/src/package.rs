@@ -1,7 +1,7 @@
 //! Makes the packages: a Debian package, an OCI image, a CycloneDX bill of materials, the chart's manifests.
 //!
-//! Two builds of one commit give the same bytes: the program is built at fixed paths, each file has the commit's time, and
-//! the entries of archives are sorted.
+//! Two builds of one commit give the same bytes: the program is built at fixed paths, each file has the commit's time,
+//! and the entries of archives are sorted.
 
 mod deb;
 mod documents;

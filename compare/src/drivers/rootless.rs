@@ -19,6 +19,7 @@ const BROKER: &str = "vouchsafe-compare";
 struct Home(TempDir);
 
 /// Returns the path of the program that passes sockets: this program, or the program that cargo built beside a test.
+/// Returns `None` if there is no such program.
 pub fn broker() -> Option<PathBuf> {
     let this = std::env::current_exe().ok()?;
     let dirs = this.ancestors().skip(1).take(2);
@@ -53,7 +54,7 @@ fn give(path: &Path, mode: u32) -> Result<()> {
 /// Logs the user in and starts the program that passes sockets.
 ///
 /// # Errors
-/// Fails if the login fails, or there is no home.
+/// Fails if the login fails, or if [`home`] has not made a home yet.
 pub fn start(scene: &mut Scene, url: &str, name: &str, password: &str) -> Result<()> {
     let home = scene
         .held::<Home>(End::Client)

@@ -50,7 +50,8 @@ pub(super) struct Authority {
 }
 
 impl Authority {
-    /// Makes the authority's machine and state. Returns the program and the folder of the state, for more commands.
+    /// Makes the folder of the authority's machine, and the authority's state in it. Returns the paths of the program
+    /// `vouchsafe` and of the state's folder, with which the caller can run more commands.
     pub fn init(shop: &mut Workshop) -> Result<[String; 2]> {
         let [program, dir] = [lab::vouchsafe(), shop.path("authority", "state")].map(|path| path.display().to_string());
         shop.machine("authority")?;
@@ -81,7 +82,7 @@ impl Authority {
         Ok(code.trim().to_owned())
     }
 
-    /// Enrols a verifier or an endpoint (`svtep`) at the authority.
+    /// Enrols the verifier or tunnel endpoint `name` at the authority. `role` is `verifier` or `svtep`.
     pub fn enrol(scene: &mut Scene, end: End, role: &str, name: &str) -> Result<()> {
         let code = Self::code(scene, name)?;
         let [program, state, ca] = [lab::vouchsafe(), scene.path(end, "state"), scene.path(end, "ca.pem")]
@@ -109,7 +110,8 @@ pub(super) fn without_binary() -> Option<String> {
     missing.then(|| "no vouchsafe binary: set VOUCHSAFE_BIN, or use `cargo xtask compare`".to_owned())
 }
 
-/// Returns the variants of Vouchsafe: flows with a token in each carrier, and flows in sealed tunnels.
+/// Returns the variants of Vouchsafe: flows with a token by the carriers `tail`, `shim` and `stream`, and flows in
+/// sealed tunnels.
 pub fn variants() -> Vec<Box<dyn Driver>> {
     let sealed = |how| Treatment::Sealed { how, forward_secrecy: true };
     vec![

@@ -23,11 +23,11 @@ const SLOW: f64 = 4000.0;
 /// The datagrams that one measurement sent, and those of them that arrived.
 #[derive(Clone, Debug)]
 pub struct Sent {
-    /// Number of datagrams sent.
+    /// Number of datagrams that the application sent, including those that the socket refused.
     pub sent: u64,
     /// The datagrams that arrived.
     pub arrivals: Arrivals,
-    /// Time between the first and the last datagram sent.
+    /// Time in which all datagrams except the first were sent.
     pub time: Duration,
 }
 
@@ -43,7 +43,7 @@ impl Sent {
 ///
 /// # Errors
 ///
-/// Fails if the socket can't be opened or nothing can be sent.
+/// Fails if the socket can't be opened, or if the first datagram can't be sent.
 pub fn send(
     client: &Way,
     server: Ipv4Addr,
@@ -92,11 +92,11 @@ pub fn send(
     Ok(Sent { sent, arrivals: services.arrived(), time })
 }
 
-/// Searches for the highest rate, in datagrams per second, at which no datagram is lost.
+/// Searches for the highest rate, in datagrams per second, at which at most one datagram in a thousand is lost.
 ///
 /// # Errors
 ///
-/// Fails if nothing arrives at all.
+/// Fails if no datagram arrives, or if more than this are lost at every rate that was tried.
 pub fn loss_free_rate(
     client: &Way,
     server: Ipv4Addr,

@@ -37,7 +37,8 @@ pub struct Conditions {
     pub delay: Duration,
     /// Fraction of the packets that are lost.
     pub loss: f64,
-    /// Fraction of the packets that later packets overtake.
+    /// Fraction of the packets that are delayed half as long again, so that later packets overtake them. Has no effect
+    /// if `delay` is zero.
     pub overtaken: f64,
     /// The attack on the packets that pass.
     pub attack: Attack,
@@ -53,7 +54,7 @@ impl Conditions {
 pub struct Seen {
     /// Whether the frame went to the gateway.
     pub to_gateway: bool,
-    /// The frame as it arrived.
+    /// The frame as it arrived at the emulator, before the emulator changed or lost it.
     pub frame: Vec<u8>,
 }
 

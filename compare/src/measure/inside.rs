@@ -30,7 +30,7 @@ impl Inside {
     /// Runs `work` on a new thread in the namespace. Sockets opened there stay in it.
     ///
     /// # Panics
-    /// Panics if `work` panics.
+    /// Panics if `work` panics, or if the namespace is gone.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let inside = || {
             self.enter();

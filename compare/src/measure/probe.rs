@@ -53,8 +53,8 @@ pub fn first_answer(client: &Way, server: Ipv4Addr, within: Duration) -> Option<
 }
 
 /// Sends `count` small datagrams of one flow, and returns their round-trip times in microseconds. Sends each datagram
-/// when the previous one was answered, but not earlier than `pace` after the previous one. Leaves out datagrams that
-/// are not answered within a second, and the first three answered datagrams.
+/// when the previous one was answered or has waited a second for its answer, but not earlier than `pace` after the
+/// previous one. Leaves out datagrams without an answer, and the first three answered datagrams.
 ///
 /// # Errors
 /// Fails if at most three datagrams were answered, or if a datagram can't be sent.
@@ -96,7 +96,7 @@ pub fn round_trips(client: &Way, server: Ipv4Addr, count: usize, pace: Duration)
 /// Leaves out datagrams that are not answered within a second.
 ///
 /// # Errors
-/// Fails if no datagram was answered.
+/// Fails if a datagram can't be sent, or if no datagram was answered. Gives up after 21 datagrams without an answer.
 pub fn first_trips(client: &Way, server: Ipv4Addr, count: usize) -> Result<Vec<f64>> {
     let mut times = Vec::new();
     for number in 0..count {
@@ -113,11 +113,11 @@ pub fn first_trips(client: &Way, server: Ipv4Addr, count: usize) -> Result<Vec<f
     Ok(times)
 }
 
-/// Waits until the echo service answers at once. The packets that an earlier measurement left in queues then no longer
-/// delay the next measurement.
+/// Waits until the echo service answers a datagram within 100 ms. The packets that an earlier measurement left in
+/// queues then no longer delay the next measurement.
 ///
 /// # Errors
-/// Fails if the echo service does not answer at once before the time `within` has passed.
+/// Fails if the echo service answers no datagram that fast before the time `within` has passed.
 pub fn settle(client: &Way, server: Ipv4Addr, within: Duration) -> Result<()> {
     /// An answer within this time has not waited in a queue.
     const PROMPT: Duration = Duration::from_millis(100);

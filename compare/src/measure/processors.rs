@@ -13,7 +13,7 @@ pub struct Time {
     pub client: f64,
     /// Processor time of the gateway's processes.
     pub server: f64,
-    /// Processor time of the whole machine, except idle time.
+    /// Processor time of the whole machine, without idle, I/O wait and stolen time.
     pub machine: f64,
 }
 

@@ -44,7 +44,8 @@ fn contains(haystack: &[u8], needle: &[u8]) -> bool {
     haystack.windows(needle.len()).any(|window| window == needle)
 }
 
-/// Searches the frames of the handshake and of the data for content that an observer could read.
+/// Searches the frames of the handshake and of the data for content that an observer could read: the payload, the
+/// client's name, and the server's address. Returns one observation for each of the three.
 pub fn reading(handshake: &[Seen], data: &[Seen]) -> [Observation; 3] {
     let count = |frames: &[Seen], needle: &[u8]| frames.iter().filter(|seen| contains(&seen.frame, needle)).count();
     // Every other datagram has the text with its last bit flipped, see `datagram`.
@@ -80,7 +81,7 @@ pub fn reading(handshake: &[Seen], data: &[Seen]) -> [Observation; 3] {
 ///
 /// # Errors
 ///
-/// Fails if nothing can be sent.
+/// Fails if the client's socket can't be opened.
 pub fn send_data(scene: &Scene, services: &Services, emulator: &Emulator) -> Result<Vec<Seen>> {
     emulator.record();
     send(scene, services)?;
@@ -125,7 +126,7 @@ fn without_checksum(socket: &UdpSocket) -> Result<()> {
 ///
 /// # Errors
 ///
-/// Fails if nothing can be sent.
+/// Fails if the client's socket can't be opened, or if no data packet reached the path.
 pub fn flipped_bits(scene: &Scene, services: &Services, emulator: &Emulator) -> Result<Observation> {
     let (attacked, arrivals) = under(Attack::Flip, scene, services, emulator)?;
     let evidence = format!(
@@ -141,7 +142,7 @@ pub fn flipped_bits(scene: &Scene, services: &Services, emulator: &Emulator) -> 
 ///
 /// # Errors
 ///
-/// Fails if nothing can be sent.
+/// Fails if the client's socket can't be opened, if no data packet reached the path, or if no datagram arrived.
 pub fn repeated_packets(scene: &Scene, services: &Services, emulator: &Emulator) -> Result<Observation> {
     let (attacked, arrivals) = under(Attack::Repeat, scene, services, emulator)?;
     let evidence = format!(
@@ -233,8 +234,9 @@ fn payload_to(seen: &Seen, port: u16) -> Option<Vec<u8>> {
     is_wanted.then(|| udp[8..].to_vec())
 }
 
-/// Floods the solution's port, as a stranger would, while the client sends a thousand datagrams a second. Observes the
-/// client's loss.
+/// Floods the solution's port, as a stranger would, while the client sends a thousand datagrams a second. If the
+/// solution has no port, the stranger floods the server. Observes how many of the client's datagrams are lost. The
+/// solution withstands the flood if fewer than 5 % are.
 ///
 /// # Errors
 ///

@@ -17,7 +17,7 @@ pub const WARM: Duration = Duration::from_millis(250);
 /// Opens a connection to the services.
 ///
 /// # Errors
-/// Fails if the connection can't be opened within five seconds.
+/// Fails if the connection can't be opened in time (see [`Way::tcp`]), or if it breaks at once.
 pub fn open(client: &Way, server: Ipv4Addr, kind: Use) -> Result<TcpStream> {
     let stream = client.tcp(SocketAddrV4::new(server, TCP));
     let mut stream = stream.context("cannot open a TCP connection through the solution")?;
@@ -98,10 +98,10 @@ fn pull(mut stream: &TcpStream, taken: &AtomicU64) -> std::io::Result<()> {
     }
 }
 
-/// Returns the number of one-byte exchanges per second on a connection.
+/// Returns the number of one-byte exchanges per second on a new connection, measured for the time `span`.
 ///
 /// # Errors
-/// Fails if the connection can't be opened, or if it breaks.
+/// Fails if the connection can't be opened or breaks, or if an answer takes more than two seconds.
 pub fn exchanges(client: &Way, server: Ipv4Addr, span: Duration) -> Result<f64> {
     let mut stream = open(client, server, Use::Exchange)?;
     stream.set_read_timeout(Some(Duration::from_secs(2)))?;

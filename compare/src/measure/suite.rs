@@ -50,7 +50,7 @@ pub struct Plan {
     pub move_client: bool,
     /// Whether to measure on an emulated path, too.
     pub bad_paths: bool,
-    /// Whether the first round tries security and observes idle traffic.
+    /// Whether the first round tries the security properties and observes idle traffic.
     pub security: bool,
     /// Time for which idle traffic is observed.
     pub idle: Duration,
@@ -67,7 +67,8 @@ const SHORT_IDLE: Duration = Duration::from_secs(2);
 
 impl Plan {
     /// Returns the plan with shorter measurements: multiplies the durations of transfers and steps, the number of round
-    /// trips and the idle time by `scale`, which is at most 1.
+    /// trips and the idle time by `scale`, which is at most 1. At least 40 round trips and 2 s of idle time remain,
+    /// unless this plan has less.
     pub fn scaled(&self, scale: f64) -> Self {
         Self {
             span: self.span.mul_f64(scale),
@@ -78,7 +79,7 @@ impl Plan {
         }
     }
 
-    /// Returns the time of all transfers of a round.
+    /// Returns the estimated time of a round's transfers, searches and round trips, which [`Self::scaled`] shortens.
     pub fn transfers(&self) -> Duration {
         let clean = self.span * 6 + self.step * 14 + Duration::from_millis(4) * self.trips as u32;
         if self.bad_paths { clean + self.span * 6 } else { clean }
@@ -449,8 +450,8 @@ impl Round<'_> {
         // Where no datagram is answered, no connection goes on, either.
         let survives = answered.is_some() && exchange(Duration::from_secs(5)).is_ok();
         let evidence = format!(
-            "an open TCP connection {} the client's new address",
-            if survives { "outlived" } else { "broke at" }
+            "an open TCP connection {} the change of the client's address",
+            if survives { "survived" } else { "did not survive" }
         );
         if self.number == 0 {
             let property = Property::FlowSurvivesRoaming;

@@ -36,7 +36,7 @@ pub struct Added {
 ///
 /// # Errors
 ///
-/// Fails if a datagram is not answered.
+/// Fails if the client keeps sending although no application sends, or if a datagram is not answered.
 pub fn added(scene: &Scene, emulator: &Emulator) -> Result<Added> {
     quiet(emulator)?;
     // A datagram that is sent when the socket is connected belongs to the first one of the application.

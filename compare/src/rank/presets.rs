@@ -49,7 +49,7 @@ pub const ALL: [Preset; 4] = [
 pub fn named(name: &str) -> Result<Weights> {
     let names = ALL.map(|preset| preset.name).join(", ");
     let preset = ALL.iter().find(|preset| preset.name == name);
-    Weights::read(preset.with_context(|| format!("no preset `{name}`; there are {names}"))?.text)
+    Weights::read(preset.with_context(|| format!("there is no preset `{name}`; the presets are: {names}"))?.text)
 }
 
 #[cfg(test)]

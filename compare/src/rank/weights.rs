@@ -40,8 +40,8 @@ impl FromStr for Criterion {
         let properties: Vec<_> = Property::ALL.iter().map(|one| one.name()).collect();
         let features: Vec<_> = Feature::ALL.iter().map(|one| one.name()).collect();
         bail!(
-            "no criterion `{name}`; there are the attributes {}, their quantities (see docs/compare.md), the properties \
-             {}, and the features {}",
+            "there is no criterion `{name}`; the criteria are the attributes {}, their quantities (see \
+             docs/compare.md), the properties {}, and the features {}",
             attributes.join(", "),
             properties.join(", "),
             features.join(", ")
@@ -124,14 +124,14 @@ impl Weights {
     ///
     /// # Errors
     ///
-    /// Fails if the weight is negative or no number.
+    /// Fails if the weight is negative, infinite or not a number.
     pub fn set(&mut self, criterion: Criterion, weight: f64) -> Result<()> {
         ensure!(weight.is_finite() && weight >= 0.0, "the weight of {criterion} is {weight}: it must be 0 or more");
         self.weights.insert(criterion, weight);
         Ok(())
     }
 
-    /// Adds a must.
+    /// Adds a must, a condition that a solution has to meet.
     pub fn require(&mut self, must: Must) {
         self.musts.push(must);
     }
@@ -140,7 +140,8 @@ impl Weights {
     ///
     /// # Errors
     ///
-    /// Fails if the document is malformed, names an unknown criterion, or has no positive weight.
+    /// Fails if the document is malformed, names an unknown criterion, has a must that is neither a property nor a
+    /// feature, has a negative weight, or has no positive weight.
     pub fn read(text: &str) -> Result<Self> {
         let document: Document = toml::from_str(text)?;
         let mut this = Self::default();

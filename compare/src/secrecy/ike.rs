@@ -103,7 +103,8 @@ impl Session {
 /// is correct.
 ///
 /// # Errors
-/// Fails if the key exchange was not recorded, or if `exchanged` does not open the session.
+/// Fails if the key exchange or the client's authentication was not recorded, or if `exchanged` does not open the
+/// session.
 pub fn attempt(frames: &[Seen], shared_key: &[u8], exchanged: &[u8]) -> Result<Attempt> {
     let session = Session::of(frames)?;
     ensure!(session.open(exchanged)?.is_some(), "the secret from the log does not open the recorded session");

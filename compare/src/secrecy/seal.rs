@@ -16,7 +16,7 @@ const EPOCH: u32 = 3600;
 /// computed.
 ///
 /// # Errors
-/// Fails if no handshake was recorded, or if the master key does not prove the recorded initiation.
+/// Fails if no handshake was recorded, or if the recorded initiation is malformed or was made with another master key.
 pub fn attempt(
     frames: &[Seen],
     (gateway, port): (IpAddr, u16),

@@ -29,7 +29,7 @@ const CLIENTS: usize = 5;
 const PORT: u16 = 9004;
 /// Time in which TCP and TLS get under way before a download is measured.
 const WARM: Duration = Duration::from_millis(300);
-/// The row without a gateway.
+/// Name of the table's row for downloads that pass no gateway.
 pub const DIRECT: &str = "direct";
 /// The other rows of the table: for each, the scenario of the paper, and the solution with which this study repeats the
 /// scenario.

@@ -228,9 +228,9 @@ impl Kernel {
         Ok(std::mem::replace(&mut self.addresses, addresses) != addresses)
     }
 
-    /// Reopens the buffers of queued packets if a CPU went offline since they were opened. When a CPU goes offline, the
-    /// kernel closes the CPU's buffer, and does not open it again when the CPU comes back. A suspend takes all CPUs but
-    /// one offline.
+    /// Reopens the buffers of queued packets if there is a sign that a buffer possibly no longer works, because a CPU
+    /// went offline after the last call. When a CPU goes offline, the kernel closes the CPU's buffer, and does not open
+    /// it again when the CPU comes back. A suspend takes all CPUs but one offline.
     ///
     /// # Errors
     ///

@@ -26,8 +26,8 @@ impl KeyFile {
     ///
     /// # Errors
     ///
-    /// Fails if the file can't be opened, is a symbolic link or not a regular file, or if another user owns it or can
-    /// access it.
+    /// Fails if the file can't be opened, is a symbolic link, is not a regular file, or has a second hard link. Also
+    /// fails if another user owns the file or can access it.
     pub fn open(path: &Path) -> Result<Self> {
         let mut options = OpenOptions::new();
         // Without O_NOFOLLOW, the owner of the folder could choose where the keys go; without O_NONBLOCK, a FIFO would

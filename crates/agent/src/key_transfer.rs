@@ -65,7 +65,7 @@ impl Keys {
 ///
 /// # Errors
 ///
-/// Fails if the authority denies the grant or can't be reached, or if the table can't be read.
+/// Fails if the authority denies the grant or can't be reached.
 pub async fn ask(authority: &Authority, request: &GrantRequest, keys: &Keys) -> Result<Grant, Error> {
     let mut grant = authority.grant(&GrantRequest { in_band: true, ..request.clone() }).await?;
     if !grant.key.is_empty() {
@@ -88,7 +88,8 @@ pub async fn ask(authority: &Authority, request: &GrantRequest, keys: &Keys) -> 
     }
 }
 
-/// Returns the authorities at which people behind switches log in. Each comes with its addresses.
+/// Returns the authorities at which people behind switches log in. Each comes with its IPv4 addresses, and with the
+/// networks in which its client keys are valid.
 pub async fn realms(logins: &BTreeMap<String, Vec<IpNet>>) -> Vec<Realm> {
     let asked: Vec<_> = logins.iter().map(|(url, networks)| (tokio::spawn(addresses(url.clone())), networks)).collect();
     let mut realms = Vec::new();

@@ -19,7 +19,7 @@ pub struct Answers {
 /// The agent's state at one moment.
 #[derive(Debug, Default)]
 pub struct Snapshot {
-    /// Counters of the kernel program, by name.
+    /// Counters of the kernel program, of the controller of switches and of the sealed tunnels, by name.
     pub counters: BTreeMap<String, u64>,
     /// Numbers of requests for grants, by how the authorities answered them.
     pub answers: Answers,

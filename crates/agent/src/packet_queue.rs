@@ -1,5 +1,5 @@
-//! The queue for packets between the threads that read them from the kernel and the daemon's loop. If packets of
-//! several users wait, the loop takes one packet of each user in turn.
+//! The queue for packets between the tasks that read them from the kernel and the daemon's loop. If packets of several
+//! users wait, the loop takes one packet of each user in turn.
 
 use engine::agent::{Frame, Turns};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

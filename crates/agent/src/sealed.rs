@@ -176,8 +176,8 @@ impl Sealed {
         maps.seal(&entries)
     }
 
-    /// Stores a grant. Assigns packets to the grant's destination to the grant's tunnel if they have to travel in a
-    /// tunnel, or if any sender asks for a treatment.
+    /// Stores a grant. Assigns the grant's tunnel to packets for the grant's destination, if these packets have to
+    /// travel in a tunnel, or if any sender asks for a treatment.
     pub fn granted(&mut self, maps: &Maps, subject: Subject, to: Destination, grant: &Grant) -> Result<()> {
         let Secret::Grant(header, _) = &grant.secret else { return Ok(()) };
         if grant.tunnels.is_empty() && !grant.sealing.is_sealed() {
@@ -195,8 +195,9 @@ impl Sealed {
         self.lead(maps, subject, to, header.handle, false)
     }
 
-    /// Assigns packets to the destination in `slot` to the grant's tunnel, if these packets have to travel in a tunnel.
-    /// Call this method when the kernel begins to use a grant for another of the destinations that the grant covers.
+    /// Assigns the tunnel of the grant in `entry` to packets for the destination in `slot`, if these packets have to
+    /// travel in a tunnel, or if any sender asks for a treatment. Call this method when the kernel begins to use a
+    /// grant for another of the destinations that the grant covers.
     pub fn placed(&mut self, maps: &Maps, subject: Subject, slot: &GrantSlot, entry: &GrantEntry) -> Result<()> {
         let Ok(header) = GrantHeader::decode(&entry.header) else { return Ok(()) };
         if entry.plain != 0 || entry.suite == wire::ls::SUITE {
@@ -205,7 +206,7 @@ impl Sealed {
         self.lead(maps, subject, slot.destination(), header.handle, false)
     }
 
-    /// Assigns packets to a destination to the tunnel of a grant, if the packets have to travel in a tunnel, if any
+    /// Assigns the tunnel of a grant to packets for a destination, if the packets have to travel in a tunnel, if any
     /// sender asks for a treatment, or if `anyway` is true.
     fn lead(&mut self, maps: &Maps, subject: Subject, to: Destination, grant: Handle, anyway: bool) -> Result<()> {
         let Some(TunnelGrant { sealing, only, tunnels, .. }) = self.grants.get(&(subject, grant)) else {
@@ -239,7 +240,8 @@ impl Sealed {
         tunnel.copied().filter(|_| !held.only)
     }
 
-    /// Assigns packets to a destination to the destination's tunnel, because no answer came to packets outside.
+    /// Assigns the tunnel of a destination's grant to packets for the destination, because no answer came to packets
+    /// outside the tunnel.
     pub fn take(&mut self, maps: &Maps, subject: Subject, to: Destination) -> Result<()> {
         let grant = self.places.get(&(subject, to)).copied().context("the agent has no grant for the destination")?;
         self.lead(maps, subject, to, grant, true)?;
@@ -453,7 +455,8 @@ impl Sealed {
         self.export = Some(Arc::new(Mutex::new(file)));
     }
 
-    /// Sets the number of queues. Must be called before the first tunnel opens.
+    /// Sets the number of queues; `None` stands for half the number of processors, 1 to 8. Must be called before the
+    /// first tunnel opens.
     pub fn set_queues(&mut self, queues: Option<u32>) {
         self.queues = queues;
     }

@@ -87,7 +87,7 @@ impl Kept {
         }
     }
 
-    /// Returns the session with the organisation with this number.
+    /// Returns the session with the organisation of this number; `None` if there is no such session or organisation.
     pub fn session(&self, number: u16) -> Option<&KeptSession> {
         match number {
             0 => self.session.as_ref(),
@@ -142,11 +142,11 @@ impl Sessions {
         &self.folder
     }
 
-    /// Reads all stored states, by user id. Files that can't be read are left out.
+    /// Reads all stored states, by user id. Leaves out files whose content is invalid.
     ///
     /// # Errors
     ///
-    /// Fails if the folder can't be read.
+    /// Fails if the folder or a file in it can't be read.
     pub fn load(&self) -> Result<BTreeMap<u32, Kept>> {
         let mut all = BTreeMap::new();
         for name in self.folder.names()? {

@@ -153,7 +153,7 @@ pub struct Settings {
     pub socket: PathBuf,
     /// Name that keeps the kernel state of several agents apart.
     pub instance: String,
-    /// Names of the interfaces to use; empty for all except loopback.
+    /// Names of the interfaces to use. If empty, the agent uses all except loopback, or none if `switches` is set.
     pub interfaces: Vec<String>,
     /// The authorities at which users are allowed to log in; empty for any.
     pub authorities: Vec<String>,
@@ -243,7 +243,7 @@ impl Settings {
         let instance = flags.instance.or(file.instance).unwrap_or_else(|| DEFAULT_INSTANCE.to_owned());
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         if instance.is_empty() || !instance.chars().all(plain) {
-            bail!("instance: {instance:?} may contain only letters, digits, - and _");
+            bail!("instance: {instance:?} is invalid: write a name of letters, digits, - and _");
         }
         let switches = flags.switches.or(file.switches);
         if switches.is_none() && !household.devices.is_empty() {

@@ -127,8 +127,8 @@ impl Wishes {
     ///
     /// # Errors
     ///
-    /// Fails if `words` are invalid, if the process is not the user's, if too many commands have a wish already, or if
-    /// the cgroup can't be made or entered.
+    /// Fails if `words` are invalid, if the process is not the user's, if too many commands have a wish already, if the
+    /// present cgroup is nested too deeply, or if the new cgroup can't be made or entered.
     pub fn command(&mut self, user: u32, process: u32, words: &str) -> Result<()> {
         let bits = wish(words)?.bits();
         let of_user = self.commands.iter().filter(|command| command.user == user).count();

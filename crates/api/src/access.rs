@@ -78,7 +78,7 @@ pub struct AccessEntry {
     pub reason: String,
     /// Time of the request, in Unix seconds.
     pub asked: u64,
-    /// `open`, `allowed`, `refused`, `withdrawn` or `expired`.
+    /// The state of the request: `open`, `allowed`, `refused`, `withdrawn` or `expired`.
     pub state: String,
     /// The person who decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -55,7 +55,7 @@ pub struct Complaint {
     /// The application: the name of its user on the verifier's host.
     #[cfg_attr(feature = "schema", schema(min_length = 1, max_length = 64))]
     pub application: String,
-    /// The person's conduct.
+    /// The person's misconduct, as the application reports it.
     pub about: Misconduct,
     /// Number of points by which the complaint lowers the person's score; if absent, [`Misconduct::points`] of `about`.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::form::some_whole")]

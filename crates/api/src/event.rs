@@ -95,9 +95,9 @@ impl Event {
     }
 }
 
-/// The events that a verifier confirms with an [`Acknowledgement`]: the parameter `confirm` of `GET /v1/events`. If
-/// the event announces a new grant, the authority waits a short time for the confirmation before it gives the grant to
-/// the client. So the first packet with this grant normally reaches the verifier after the event.
+/// The events that a verifier confirms with an [`Acknowledgement`]: the parameter `confirm` of `GET /v1/events`. If the
+/// event announces a new grant, the authority waits a short time for the confirmation before it gives the grant to the
+/// client. So the first packet with this grant normally reaches the verifier after the event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
@@ -138,8 +138,8 @@ pub struct Acknowledgement {
     pub marks: Vec<u64>,
 }
 
-/// Maximum number of marks in one [`Acknowledgement`]. An authority sends a mark on a stream only after the previous
-/// one was confirmed.
+/// Maximum number of marks in one [`Acknowledgement`]. There is normally one, because an authority sends the next mark
+/// on a stream only after the verifier has confirmed the previous one.
 pub const MARKS_MAX: usize = 4;
 
 /// Maximum number of handles in one [`LiveFlows`] or [`Acknowledgement`].
@@ -163,7 +163,8 @@ pub struct LiveFlows {
 pub struct FlowsToCut {
     /// The grants whose flows the verifier cuts: those that were revoked (before or after they ended), those whose
     /// person or device no longer exists, and those that the policy would no longer allow. They also include grants
-    /// that the authority does not know. The `expires` of an unknown grant is 0.
+    /// that the authority does not know, unless the authority lacks the latest changes of its cluster. The `expires` of
+    /// an unknown grant is 0.
     pub cut: Vec<RevokedGrant>,
 }
 

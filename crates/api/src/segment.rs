@@ -99,7 +99,8 @@ pub struct PathSegment {
     #[cfg_attr(feature = "schema", schema(schema_with = hops))]
     pub hops: Vec<Ipv6Addr>,
     /// The segment for the receiver's answers, in hex, in the form in which the sender's endpoint passes it on to the
-    /// receiver's endpoint (wire.md §8.15.1). Empty unless the query asked for it and the authority issued one.
+    /// receiver's endpoint (wire.md §8.15.1). Empty unless the call had the query parameter `answers=true` and the
+    /// authority issued such a segment.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub answers: String,
     /// Number of other paths that the segment could take (wire.md §8.16).

@@ -20,7 +20,7 @@ pub struct Enrolment {
 #[derive(Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Enrolled {
-    /// The verifier's id, from which its keys are derived.
+    /// The verifier's id. The authority derives the verifier's keys from the master key and this id.
     pub verifier: String,
     /// The bearer token for later calls. Secret.
     pub token: String,

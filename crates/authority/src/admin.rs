@@ -196,7 +196,8 @@ pub async fn webhooks(directory: &Directory) -> Result<Vec<WebhookState>> {
 /// host that has accepted the message. The audit trail records the test.
 ///
 /// # Errors
-/// Fails if the webhook does not accept the message, or the database cannot be written.
+/// Fails if the webhook's secret or CA certificates cannot be used, the webhook does not accept the message, or the
+/// database cannot be written.
 pub async fn test_webhook(directory: &Directory, webhook: &WebhookSettings) -> Result<String> {
     let result = webhook::test(webhook, directory).await;
     let outcome = if result.is_ok() { "accepted" } else { "failed" };
@@ -266,7 +267,7 @@ pub async fn tag_device(directory: &Directory, person: &str, device: &str, tags:
 }
 
 /// Sets a person's score to 100. Returns the running server's reply or, if no server is running, a sentence that says
-/// so; `None` if nobody has complained about the person.
+/// so; `None` if no complaint about the person is on record.
 ///
 /// # Errors
 /// Fails if the database cannot be written, or the running server could not apply the change.
@@ -411,7 +412,7 @@ pub async fn rotate_master_key(directory: &Directory, compromised: bool) -> Resu
     match control::send(directory, Command::ReloadKeys { anew: compromised }).await? {
         Some(Reply::Done(text)) => Ok(format!("{done}; {text}")),
         Some(Reply::Refused(why)) => bail!("the key is rotated, but the authority still uses the previous one: {why}"),
-        None => Ok(format!("{done}; the authority is not running: the key takes effect when it starts")),
+        None => Ok(format!("{done}; the authority is not running, and reads the new key when it starts")),
     }
 }
 

@@ -140,9 +140,9 @@ impl GrantIssuer {
 
     /// Issues a grant, if this is possible without waiting. If the session already has the grant, the function issues
     /// another lease of it, unless the authority has something to announce. If the session does not have the grant, the
-    /// function issues a new grant, if the journal accepts it. `fits` says whether the caller can pass on a grant for
-    /// this permit. The caller must have charged the person for the decision, and must call [`Storage::wake`] when it
-    /// has sent the grant.
+    /// function issues a new grant, if the journal accepts it. `fits` gets the permit and the policy, and says whether
+    /// the caller can pass on a grant for this permit. The caller must have charged the person for the decision, and
+    /// must call [`Storage::wake`] when it has sent the grant.
     pub fn issue_at_once(
         &self,
         policy: &Compiled,

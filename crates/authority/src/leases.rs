@@ -153,8 +153,8 @@ impl Leases {
         *entry.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(latest);
     }
 
-    /// Returns the lease that a request of this session gets at `now`. Returns `None` if the session has no such grant,
-    /// or if the grant has been renewed in as many epochs as it can be.
+    /// Returns the lease that a request of this session gets at `now`. Returns `None` if the session has no grant with
+    /// the values in `wanted`, or if the grant was renewed in the maximum number of epochs.
     pub fn find(&self, session: &TokenHash, wanted: &Wanted<'_>, class: u8, now: u64) -> Option<Lease> {
         let table = self.read();
         let entry = table.get(session)?.get(&wanted.place).filter(|entry| entry.wanted == *wanted)?;
@@ -197,7 +197,8 @@ impl Leases {
     }
 
     /// Returns the time at which the last lease of a handle ends. The handle is that of a lease issued at `now`: all
-    /// leases of a grant that are issued in one epoch have the same handle.
+    /// leases of a grant that are issued in one epoch have the same handle. `lease` is the maximum length of a lease,
+    /// and `until` is the end of the grant's last lease.
     pub fn handle_ends(&self, now: u64, lease: u32, until: u64) -> u64 {
         self.epoch_ends(Epoch::at(now, self.epoch_length), lease).min(until)
     }
@@ -217,7 +218,8 @@ impl Leases {
         Turn::at(grant.number, Epoch::at(grant.issued, self.epoch_length), epoch)
     }
 
-    /// Adds a grant that was recorded. Must be called on the storage thread.
+    /// Adds a grant that was recorded. `handle` is the grant's first handle. `of` contains the terms of its leases, and
+    /// the end of its last lease. Must be called on the storage thread.
     pub fn insert(&self, session: TokenHash, wanted: Wanted<'static>, handle: Handle, of: (LeaseTerms, u64)) {
         let (renewable, until) = of;
         let place = wanted.place;
@@ -225,9 +227,9 @@ impl Leases {
         self.write().entry(session).or_default().insert(place, entry);
     }
 
-    /// Adds grants that an earlier run of the server recorded. Leaves out a grant whose first handle does not contain
-    /// the grant's holder. This happens if the master key or the length of epochs was changed after the grant was
-    /// recorded.
+    /// Adds grants that an earlier run of the server, or another member of the cluster, recorded. Leaves out a grant
+    /// whose first handle does not contain the grant's holder. This happens if the master key or the length of epochs
+    /// was changed after the grant was recorded.
     pub fn resume(&self, grants: Vec<Resumed>) {
         let mut table = self.write();
         for grant in grants {

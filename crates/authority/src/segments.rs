@@ -65,11 +65,11 @@ impl Directory {
 pub(crate) fn unknown_names(networks: &Networks, policy: &Policy) -> Vec<String> {
     let missing = policy.networks().filter(|(name, _)| networks.vni(name).is_none());
     let missing = missing.map(|(name, _)| {
-        format!("no network {name} in networks.toml: nobody can send to the policy's receivers in it")
+        format!("no network {name} in networks.toml: nobody can send to the policy's receivers in this network")
     });
     let groups = networks.groups().into_iter().filter(|group| !policy.has_group(group));
     let groups = groups.map(|group| {
-        format!("no group {group} in the policy, but networks.toml permits it to request segments for senders")
+        format!("no group {group} in the policy, but networks.toml permits this group to request segments for senders")
     });
     missing.chain(groups).collect()
 }
@@ -161,8 +161,8 @@ impl SegmentIssuer {
         self.networks.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Replaces the networks and empties the cache of keys. Logs a warning about each name that is only in
-    /// `networks.toml` or only in the policy.
+    /// Replaces the networks and empties the cache of keys. Logs a warning about each network of the policy that
+    /// `networks.toml` does not define, and about each group in `networks.toml` that the policy does not define.
     pub fn replace_networks(&self, networks: Networks, policy: &Compiled) {
         unknown_names(&networks, policy.policy()).iter().for_each(|slip| tracing::warn!("{slip}"));
         *self.networks.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(networks);
@@ -183,7 +183,8 @@ impl SegmentIssuer {
     ///
     /// # Errors
     /// Fails if the session has ended, the policy or `networks.toml` does not allow the segment, there is no room to
-    /// record the segment, or the database cannot be written.
+    /// record the segment, this member lacks the contact with its cluster that it needs, or the database cannot be
+    /// written.
     pub async fn issue(
         &self,
         token: TokenHash,
@@ -244,7 +245,8 @@ impl SegmentIssuer {
     ///
     /// # Errors
     /// Fails if the session has ended, the presented segment was not issued or is void, `networks.toml` does not allow
-    /// the answers, there is no room to record the new segment, or the database cannot be written.
+    /// the answers, there is no room to record the new segment, this member lacks the contact with its cluster that it
+    /// needs, or the database cannot be written.
     pub async fn issue_answer(
         &self,
         token: TokenHash,

@@ -50,7 +50,7 @@ pub struct Settings {
     /// epoch. The clocks of authority and verifiers are allowed to differ by 30 s, or by half of `max_lifetime` if that
     /// is less. Default one hour.
     pub epoch_length: u32,
-    /// Maximum lifetime of a grant, in seconds. Default one hour.
+    /// Maximum lifetime of a grant, in seconds. Default one hour, or `epoch_length` if that is less.
     pub max_lifetime: u32,
     /// Seconds after which a person must log in again. Default 12 hours.
     pub session_lifetime: u32,

@@ -54,14 +54,15 @@ impl Synchroniser {
         self.runs.run(async || self.run_once().await).await
     }
 
-    /// Reports whether another run is necessary, because the last one may not have withdrawn consent to segments. A
-    /// client can cause this: if it closes its connection, the run that serves its call is cancelled.
+    /// Reports whether the last run has not completed: it goes on, has failed or was cancelled. A client that closes
+    /// its connection cancels the run that serves its call. Another run is then necessary, because the cancelled one
+    /// may not have withdrawn consent to segments.
     pub fn is_unfinished(&self) -> bool {
         self.is_unfinished.load(Ordering::SeqCst)
     }
 
     /// Does what [`Self::run`] does, and notifies all listeners that the policy changed, together with the revocations.
-    /// Notifies them of the policy even if it fails.
+    /// If the run fails, still notifies them that the policy changed.
     ///
     /// # Errors
     /// Fails if the database cannot be read or written.

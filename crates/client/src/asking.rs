@@ -108,8 +108,8 @@ impl Asker {
         self.line().await;
     }
 
-    /// Requests a path segment of a virtual network, by UDP if there is a line, otherwise as [`Authority::segment`]
-    /// does.
+    /// Requests a path segment of a virtual network: by UDP if there is a line and the authority answers on it,
+    /// otherwise as [`Authority::segment`] does.
     ///
     /// # Errors
     ///

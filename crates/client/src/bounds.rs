@@ -64,7 +64,7 @@ impl Gate {
         }
     }
 
-    /// Forgets the refusals for hosts that the cluster no longer has.
+    /// Forgets the refusals for hosts that the cluster no longer has: those for which `has` returns false.
     pub fn keep(&self, has: impl Fn(&str) -> bool) {
         self.refused().retain(|host, _| has(host));
     }

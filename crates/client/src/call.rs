@@ -67,12 +67,12 @@ impl Call {
         self.limit.is_none()
     }
 
-    /// Adds a bearer token, if there is one.
+    /// Adds a bearer token. Fails with [`Error::NotLoggedIn`] if `token` is `None`.
     pub fn with_token(self, token: Option<&Arc<str>>) -> Result<Self, Error> {
         Ok(Self { token: Some(token.ok_or(Error::NotLoggedIn)?.clone()), ..self })
     }
 
-    /// Creates the HTTP request of this call to one authority.
+    /// Creates the HTTP request that makes this call to the authority at `url`.
     pub fn to(&self, http: &reqwest::Client, url: &Url) -> Result<RequestBuilder, Error> {
         let url = url.join(&self.path).map_err(|error| Error::Other(error.to_string()))?;
         let mut request = http.request(self.method.clone(), url);

@@ -37,7 +37,7 @@ pub(crate) enum Turn {
     /// Wait for this time, and ask for the next step again. Only authorities that failed are left, and the client sent
     /// a request to one of them just now.
     Wait(Duration),
-    /// Give up: the caller has already tried every authority.
+    /// Give up: no authority is left that the caller has not tried yet and that may answer now.
     Over,
 }
 
@@ -181,7 +181,7 @@ impl Choice {
         self.hosts.len() > 1
     }
 
-    /// Reports whether an authority answers, or has not been asked yet.
+    /// Reports whether at least one of the authorities answers, or has not been asked yet.
     pub fn is_alive(&self) -> bool {
         self.hosts.iter().any(|host| !matches!(host.state, State::Down { .. }))
     }
@@ -277,7 +277,7 @@ impl Choice {
     }
 
     /// Notes that an authority did not answer a request that began at `started`. If this authority is in use, the
-    /// choice uses another one from now on.
+    /// choice changes to another authority that is more likely to answer, if there is one.
     pub fn failed(&mut self, url: &Url, started: Duration, now: Duration) {
         let Some(index) = self.find(url) else { return };
         if let Some(until) = self.hosts[index].fail(started, now) {

@@ -92,8 +92,9 @@ impl Cluster {
         Self::new(url, self.is_pinned, self.gate.clone(), self.connections.clone())
     }
 
-    /// Replaces all authorities except the first by those at `urls`. Leaves out URLs that are malformed, URLs whose
-    /// servers the client could not authenticate, and URLs at addresses to which the client must not connect.
+    /// Replaces all authorities except the first and the one in use by those at `urls`. Leaves out URLs that are
+    /// malformed, URLs whose servers the client could not authenticate, and URLs at addresses to which the client must
+    /// not connect.
     pub fn learn(&self, urls: &[String]) {
         let hosts: Vec<_> = urls.iter().filter_map(|url| Some(crate::host(&Url::parse(url).ok()?).0)).collect();
         self.gate.keep(|host| hosts.iter().any(|known| known == host) || host == crate::host(&self.own).0);
@@ -128,8 +129,8 @@ impl Cluster {
         self.choice.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the choice. If another authority is in use after the change, tells this to the receivers of
-    /// [`Self::watch`].
+    /// Changes the choice with the function `change`. Tells the receivers of [`Self::watch`] if another authority is in
+    /// use afterwards, or if [`Used::is_alive`] has another value.
     pub fn change<T>(&self, change: impl FnOnce(&mut Choice, Duration) -> T) -> T {
         let mut choice = self.choice();
         let value = change(&mut choice, self.now());
@@ -146,7 +147,7 @@ impl Cluster {
         value
     }
 
-    /// Returns a receiver that shows the authority in use, and each change of it.
+    /// Returns a receiver that always shows which authority is in use, and whether any authority answers.
     pub fn watch(&self) -> watch::Receiver<Used> {
         self.used.subscribe()
     }
@@ -174,7 +175,8 @@ impl Cluster {
         call.to(if self.are_several() { quick } else { patient }, url)
     }
 
-    /// Notes the outcome of a request that began at `started`. Returns whether the authority answered.
+    /// Notes the outcome of a request that began at `started`. Returns whether the authority answered. An answer of an
+    /// authority that has lost the cluster's majority does not count.
     pub fn note(&self, url: &Url, started: Duration, outcome: &Result<Response, Failure>) -> bool {
         self.change(|choice, now| match outcome {
             Ok(_) | Err(Failure::Final(_) | Failure::NotLoggedIn | Failure::UnknownSegment(_)) => {

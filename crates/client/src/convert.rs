@@ -26,8 +26,8 @@ pub fn receivers(receivers: &[api::Receiver]) -> Vec<Receiver> {
 }
 
 /// Returns the receivers for which an agent has to handle the person's packets, and the names of those receivers whose
-/// packets must travel in a sealed tunnel. Both include the receivers in `closed`. The person is not allowed to send to
-/// the receivers in `closed` now. At other times, the person may send to them in a tunnel.
+/// packets must travel in a sealed tunnel. Both include the receivers in `closed` of the answer. The person is not
+/// allowed to send to these receivers now. At other times, the person may send to them in a tunnel.
 pub fn reachable(answer: &api::Destinations) -> (Vec<Receiver>, BTreeSet<String>) {
     let api::SealedDestinations { demanded, closed, .. } = &answer.sealed;
     let all = [receivers(&answer.destinations), receivers(closed)].concat();

@@ -93,7 +93,7 @@ pub struct Authority {
 ///
 /// # Errors
 ///
-/// Fails if the URL is malformed.
+/// Fails if `url` is not an `https://` URL with a host.
 pub fn endpoint(url: &str) -> Result<(String, u16), Error> {
     Ok(host(&base(url)?))
 }
@@ -194,8 +194,8 @@ impl Authority {
     }
 
     /// Replaces the list of the cluster's authorities by these URLs, which an earlier process got from
-    /// [`Self::members`]. The authority that was named at the start stays in the list. [`Self::destinations`],
-    /// [`Self::config`] and [`Self::authorities`] update the list from each answer.
+    /// [`Self::members`]. The authority that was named at the start and the authority in use stay in the list.
+    /// [`Self::destinations`], [`Self::config`] and [`Self::authorities`] update the list from each answer.
     pub fn learn(&self, urls: &[String]) {
         self.cluster.learn(urls);
     }

@@ -57,7 +57,8 @@ where
     }
 }
 
-/// Opens a socket, which belongs to the user with this id; `None` stands for the user of this process.
+/// Opens a socket with the function `open`. The socket belongs to the user with the id `uid`; `None` stands for the
+/// user of this process.
 ///
 /// # Errors
 ///

@@ -104,7 +104,7 @@ async fn addresses(found: Vec<Server>) -> Result<Vec<SocketAddr>, String> {
 }
 
 /// A DNS resolver that looks up each name in a separate task. The look-up therefore does not run as the user on whose
-/// behalf the connection is made. Returns only addresses that the gate admits.
+/// behalf the connection is made. Returns only addresses to which the client may connect (see [`Gate::admit`]).
 pub struct Resolver {
     gate: Gate,
     by_name: Option<ByName>,

@@ -87,8 +87,8 @@ impl Cluster {
         answer
     }
 
-    /// Returns the URL of an authority that has answered just now. Returns `None` if authorities answer, but none of
-    /// them can serve every call.
+    /// Returns the URL of an authority that has answered just now. If there is only one authority, returns its URL
+    /// without asking it. Returns `None` if authorities answer, but none of them can serve every call.
     pub async fn reachable(self: &Arc<Self>) -> Result<Option<Url>, Error> {
         let used = {
             let choice = self.choice();

@@ -18,7 +18,8 @@ use std::time::Duration;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/crossing.bpf.o"));
 
-/// Maximum number of frames in one batch. It is limited because the result of `verify` has one bit per frame.
+/// Maximum number of frames in one batch. It is limited because the result of `verify` in [`Crossing::turn`] has one
+/// bit per frame.
 pub const BATCH: usize = 32;
 /// Length of the longest frame that can cross, in bytes.
 pub const FRAME_MAX: usize = socket::FRAME_MAX;
@@ -27,8 +28,8 @@ const ETHERNET: usize = 14;
 /// Number of frames that may wait in each direction. Each takes 2 KiB, and as much again if it is on its way out.
 const WAITING: u32 = 1024;
 
-/// Counters of frames. Each frame in `received` is also counted in `passed`, `refused` or `no_room`, as soon as its
-/// fate is known.
+/// Counters of frames. `verify` is the function that the caller passes to [`Crossing::turn`]. Each frame in `received`
+/// is also counted in `passed`, `refused` or `no_room`, as soon as its fate is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Number of frames that `verify` has seen.

@@ -31,7 +31,7 @@ impl Flows {
     ///
     /// # Errors
     ///
-    /// Fails if the kernel refuses access to a map.
+    /// Fails if the kernel refuses access to a map, or if the table is full.
     pub fn insert(&self, key: &FlowKey, flow: &Flow) -> Result<bool> {
         match FlowKey4::of(key) {
             Some(short) => self.four.insert(&short, flow),

@@ -40,6 +40,7 @@ pub struct Forger(Loaded);
 
 impl Forger {
     /// Loads the program that sends forged packets.
+    ///
     /// # Errors
     ///
     /// Fails if the kernel rejects the program.

@@ -72,8 +72,8 @@ impl Gateway {
         Ok(Self { object, attachments: Attachments::new(pins), addresses: Arc::new(addresses) })
     }
 
-    /// Removes the entries of `ways_back` whose flows have ended by `now` (Unix seconds). This frees their inside
-    /// addresses. Returns the number of removed entries.
+    /// Removes the entries of [`Addresses::ways_back`] whose flows have ended by `now` (Unix seconds). This frees the
+    /// flows' inside addresses. Returns the number of removed entries.
     ///
     /// # Errors
     ///

@@ -27,8 +27,8 @@ struct Room {
 }
 
 impl<'a> KernelTables<'a> {
-    /// Creates a view of the live maps. The view counts the entries of a map only when a decision asks for the first
-    /// time whether the map has room.
+    /// Creates a view of the live maps. The view counts the maps' entries only once: when a decision first asks whether
+    /// a map has room.
     pub fn new(verifier: &'a Verifier) -> Self {
         Self { verifier, in_tunnel: false, room: OnceCell::new() }
     }

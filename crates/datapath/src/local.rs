@@ -21,6 +21,7 @@ const IFA_BROADCAST: u16 = 4;
 
 impl Local {
     /// Reads the addresses of this network namespace.
+    ///
     /// # Errors
     ///
     /// Fails if the kernel does not list its addresses.

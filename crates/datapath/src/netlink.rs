@@ -108,7 +108,7 @@ fn open() -> Result<OwnedFd> {
 ///
 /// # Errors
 ///
-/// Fails if the kernel does not accept the subscription to these changes.
+/// Fails if the kernel does not accept the subscription to these changes, or if the thread can't be started.
 pub fn follow_addresses(mut each: impl FnMut() + Send + 'static) -> Result<()> {
     let socket = open()?;
     let groups = (libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR) as u32;

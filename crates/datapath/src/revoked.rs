@@ -46,7 +46,7 @@ impl Revoked {
     ///
     /// # Errors
     ///
-    /// Fails if the kernel refuses access to a map.
+    /// Fails if the kernel refuses access to a map, or if the table is full.
     pub fn set(&self, handle: u64, expires: u32) -> Result<()> {
         let _changing = self.changing();
         let mut classes = self.classes()?;

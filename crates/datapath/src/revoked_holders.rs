@@ -60,7 +60,7 @@ impl RevokedHolders {
     ///
     /// # Errors
     ///
-    /// Fails if the kernel refuses access to a map.
+    /// Fails if the kernel refuses access to a map, or if the table is full and no account has two entries.
     pub fn set(&self, holder: Holder, expires: u32) -> Result<Option<u32>> {
         let changing = self.changing();
         if self.extend_account(holder.account(), expires)? {
@@ -74,7 +74,7 @@ impl RevokedHolders {
     ///
     /// # Errors
     ///
-    /// Fails if the kernel refuses access to a map.
+    /// Fails if the kernel refuses access to a map, or if the table is full and no account has two entries.
     pub fn set_account(&self, account: u32, expires: u32) -> Result<Option<u32>> {
         let changing = self.changing();
         let whole = RevokedKey::account(account);

@@ -183,6 +183,7 @@ impl Answers {
     ///
     /// Fails if the kernel does not run the program.
     pub fn run(&self, spot: Spot, frame: &[u8]) -> Result<Ran> {
-        run::run(&self.object.runnable(spot.program())?, frame, 1).context("cannot run a program for answers")
+        run::run(&self.object.runnable(spot.program())?, frame, 1)
+            .context("cannot run the program that handles answers")
     }
 }

@@ -43,7 +43,7 @@ const PRIORITY: u32 = 30_324;
 /// The high half of the numbers of the routing tables, one for each instance of the verifier.
 const TABLES: u32 = 0x5653_0000;
 
-/// The rules of one instance of the verifier on this host.
+/// The routing rules by which one instance of the verifier on this host receives connections to other hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Diversion {
     table: u32,
@@ -65,12 +65,12 @@ impl Diversion {
         Self { table: TABLES | (hash >> 16 ^ hash) & 0xffff }
     }
 
-    /// Diverts TCP connections from these interfaces to these services, so that they reach this host's sockets. Ends
-    /// every other diversion of this instance.
+    /// Diverts TCP connections that arrive at these interfaces and go to these services, so that they reach this host's
+    /// sockets. Ends every other diversion of this instance.
     ///
     /// # Errors
     ///
-    /// Fails if the kernel refuses a rule or a route.
+    /// Fails if the kernel refuses a rule or a route, or does not remove a rule.
     pub fn set(&self, interfaces: &[String], services: &[SocketAddr]) -> Result<()> {
         let rule = |interface: &String, service| Rule { interface: interface.clone(), service };
         let wanted: BTreeSet<Rule> =

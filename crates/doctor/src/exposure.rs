@@ -86,7 +86,10 @@ fn unprotected(verifier: &str, all: &[Outside]) -> Check {
     if partly.is_empty() {
         return Check::ok("sockets", format!("{verifier}: unprotected: {never}"));
     }
-    let found = format!("{verifier}: protected at some addresses only: {}; unprotected: {never}", partly.join(", "));
+    let found = format!(
+        "{verifier}: unprotected at some addresses: {}; unprotected at every address: {never}",
+        partly.join(", ")
+    );
     Check::warn(
         "sockets",
         found,

@@ -145,7 +145,7 @@ fn kept(name: &str, holder: Option<u32>, links: &[String]) -> Check {
     let (role, instance) = name.split_once('-').unwrap_or((name, ""));
     let links = match links {
         [] => String::new(),
-        links => format!(", attached by {}", links.join(" ")),
+        links => format!("; links: {}", links.join(" ")),
     };
     match holder {
         Some(process) => Check::ok("pinned", format!("{name}: its daemon is running, process {process}{links}")),
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn what_outlived_its_daemon_can_be_let_go() {
         let running = kept("verifier-main", Some(42), &["eth0".to_owned()]);
-        assert_eq!(running, Check::ok("pinned", "verifier-main: its daemon is running, process 42, attached by eth0"));
+        assert_eq!(running, Check::ok("pinned", "verifier-main: its daemon is running, process 42; links: eth0"));
         let left = kept("agent-a-b", None, &[]);
         assert_eq!(left.found, "agent-a-b: no daemon is running");
         assert!(left.remedy.is_some_and(|remedy| remedy.contains("`vouchsafe agent detach --instance a-b`")));

@@ -31,8 +31,8 @@ const EXAMPLES: &str = "Examples:
 
 /// Show what this kernel and its interfaces can do, with remedies for what is missing
 ///
-/// Loads the programs of verifier and agent, but does not attach them. Attaches a program that passes every packet to
-/// each given interface for a moment, unless the interface has an XDP program already. Meanwhile, some network cards
+/// Loads the programs of verifier and agent, but does not attach them. To each given interface, attaches for a moment a
+/// program that lets every packet pass, unless the interface has an XDP program already. Meanwhile, some network cards
 /// pause, and generic XDP turns off the card's merging of received packets (LRO and hardware GRO). For other
 /// interfaces, asks only the driver. Must be run as root. Exit code 1 if something is missing.
 #[derive(Args, Debug)]
@@ -70,6 +70,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 /// Checks this host and the interfaces with the names `names`, or all interfaces if `names` is empty.
 ///
 /// # Errors
+///
 /// Fails if an interface does not exist.
 pub fn checks(names: &[String]) -> Result<Vec<Check>> {
     let interfaces = match names {

@@ -41,8 +41,8 @@ impl Reason for Error {
     }
 }
 
-/// Asks the verifier on this host for the person behind a connection. Returns 1 and the identity, 0 if nobody is known,
-/// or -1 if the function fails.
+/// Asks the verifier on this host for the person behind a connection. `verifier` is the path of the verifier's identity
+/// socket; null means the usual path. Returns 1 and the identity, 0 if nobody is known, or -1 if the function fails.
 ///
 /// # Safety
 ///

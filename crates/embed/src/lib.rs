@@ -43,7 +43,8 @@ pub unsafe extern "C" fn vouchsafe_open(dir: *const c_char) -> *mut Session {
     guarded(open).map_or(null_mut(), |session| Box::into_raw(Box::new(session)))
 }
 
-/// Connects to a host by TCP. Returns the connected socket, or -1 if this fails.
+/// Connects to a host by TCP. Waits at most `timeout_ms` milliseconds for each address of the host; 0 stands for 10 s.
+/// Returns the connected socket, or -1 if this fails.
 ///
 /// # Safety
 ///
@@ -97,7 +98,7 @@ pub unsafe extern "C" fn vouchsafe_udp_socket(flow: *const Datagrams) -> c_int {
     unsafe { flow.as_ref() }.map_or(-1, |flow| flow.socket().as_raw_fd())
 }
 
-/// Sends a datagram.
+/// Sends a datagram. Returns 0, or -1 if this fails.
 ///
 /// # Safety
 ///
@@ -114,7 +115,7 @@ pub unsafe extern "C" fn vouchsafe_udp_send(flow: *mut Datagrams, bytes: *const 
     guarded(send).map_or(-1, |()| 0)
 }
 
-/// Receives a datagram.
+/// Receives a datagram. Returns the datagram's length, at most `length`, or -1 if this fails.
 ///
 /// # Safety
 ///
@@ -146,7 +147,8 @@ pub unsafe extern "C" fn vouchsafe_udp_close(flow: *mut Datagrams) {
     }
 }
 
-/// Returns the reason for the last failure on this thread. The text is valid until the next call on this thread.
+/// Returns the reason for the last failure on this thread; an empty text if no call on this thread has failed. The text
+/// is valid until the next call on this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn vouchsafe_error() -> *const c_char {
     REASON.with_borrow(|reason| reason.as_ptr())

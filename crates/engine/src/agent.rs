@@ -48,8 +48,9 @@ use std::time::Duration;
 use wire::map::{GrantEntry, GrantSlot, Owner, owner};
 use wire::{Destination, Handle, ls};
 
-/// Maximum number of receivers per session. Without a limit, an authority that one user chose could fill the kernel's
-/// tables, which all users share.
+/// Maximum number of receivers per session with a user's default organisation. A session with another organisation may
+/// have a quarter of this number. Without a limit, an authority that one user chose could fill the kernel's tables,
+/// which all users share.
 pub const RECEIVERS_MAX: usize = 4096;
 /// Maximum number of receivers per session with an organisation other than the user's default one. With several
 /// organisations, one user would otherwise have many times the share of the kernel's tables.
@@ -57,7 +58,7 @@ const RECEIVERS_OF_OTHERS_MAX: usize = RECEIVERS_MAX / 4;
 /// Maximum number of port ranges in all receivers of a session together.
 const SPANS_MAX: usize = 16 * RECEIVERS_MAX;
 
-/// Error: a session has more receivers than it is allowed to have.
+/// Error: a session has more receivers or more port ranges than it is allowed to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{receivers} receivers with {spans} port ranges exceed the limits of a session ({most} and {SPANS_MAX})")]
 pub struct TooManyReceivers {
@@ -66,7 +67,7 @@ pub struct TooManyReceivers {
     most: usize,
 }
 
-/// Checks the limits on a session's receivers.
+/// Checks the limits on the receivers of a session with a user's default organisation.
 ///
 /// # Errors
 ///
@@ -225,7 +226,8 @@ impl Agent {
         self.sessions.get(&subject).map_or(self.clock, |session| session.clock)
     }
 
-    /// Returns the number of seconds by which the clock of the subject's authority is ahead of this machine's clock.
+    /// Returns the number of seconds by which the clock of the subject's authority is ahead of this machine's clock; 0
+    /// if the subject is not logged in.
     pub fn skew(&self, subject: Subject) -> i32 {
         self.sessions.get(&subject).map_or(0, |session| session.skew)
     }
@@ -244,9 +246,10 @@ impl Agent {
     }
 
     /// Sets the networks for which an organisation of a user may speak, and ends everything that the user's sessions
-    /// may no longer do. With `None`, forgets the organisation. If it is the default organisation, it may then speak
-    /// for every address that no other organisation has. Any other organisation may then speak for no address. The
-    /// caller makes sure that no two organisations of a user have an address in common.
+    /// may no longer do. With `None`, forgets the networks of the organisation. Without networks, the default
+    /// organisation may speak for every address that is neither reserved nor given to another organisation. Any other
+    /// organisation may then speak for no address. The caller makes sure that no two organisations of a user have an
+    /// address in common.
     pub fn set_networks(&mut self, subject: Subject, networks: Option<Vec<IpNet>>) {
         self.organisations.set(subject, networks);
         self.confine(subject);
@@ -352,7 +355,7 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// Fails if the receivers exceed the limits of [`check_receivers`].
+    /// Fails if there are more receivers or port ranges than the session is allowed to have (see [`RECEIVERS_MAX`]).
     pub fn destinations(
         &mut self,
         now: Duration,
@@ -546,7 +549,7 @@ impl Agent {
         self.sessions.get(&subject).map(|session| session.views(used)).unwrap_or_default()
     }
 
-    /// Reports whether the person has a grant for `place` that any flow can use.
+    /// Reports whether the person has a grant for `place` that any flow can use. The grant may have ended.
     pub fn has_grant_for(&self, subject: Subject, place: &Destination) -> bool {
         self.sessions.get(&subject).is_some_and(|session| session.has_grant_for(place))
     }

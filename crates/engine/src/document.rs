@@ -19,7 +19,7 @@ pub struct Fault {
     pub message: String,
 }
 
-/// All faults of a document, in the order of its lines; never empty.
+/// The faults of a document, at most 100, in the order of its lines; never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Faults(Vec<Fault>);
 
@@ -77,7 +77,7 @@ impl<'t> Reader<'t> {
     ///
     /// # Errors
     ///
-    /// Returns all faults of the document.
+    /// Returns the faults of the document: at most 100, and only errors of syntax if there are any.
     pub fn read<T>(
         text: &'t str,
         known: &[&str],
@@ -114,7 +114,7 @@ impl<'t> Reader<'t> {
         self.faults.len() >= MOST_FAULTS
     }
 
-    /// Records a fault at the byte range `span`. Does nothing once the maximum number of faults is reached.
+    /// Records a fault at the byte range `span`. Once the maximum number of faults is reached, only counts the fault.
     pub fn fault(&mut self, span: Range<usize>, message: impl Into<String>) {
         if self.is_full() {
             self.left_out += 1;
@@ -145,7 +145,8 @@ impl<'t> Reader<'t> {
     }
 }
 
-/// A table with known keys. Every getter records a fault and returns `None` if the value has the wrong type.
+/// A table with known keys. A getter for a type records a fault if the value has another type. The getter then returns
+/// the same as if the key were absent.
 pub struct Fields<'a, 't> {
     table: &'a DeTable<'t>,
     span: Range<usize>,
@@ -171,7 +172,7 @@ impl<'a, 't> Fields<'a, 't> {
         Self { table, span, what }
     }
 
-    /// Returns the location of the table in the document, in bytes.
+    /// Returns the byte range of the table in the document.
     pub fn span(&self) -> Range<usize> {
         self.span.clone()
     }
@@ -242,8 +243,8 @@ impl<'a, 't> Fields<'a, 't> {
         })
     }
 
-    /// Returns the duration of a key (such as `90s`) in seconds, or `default` if the key is absent. Records a
-    /// fault if the duration is not between `least` and `most`.
+    /// Returns the duration of a key (such as `90s`) in seconds, or `default` if the key is absent. Records a fault if
+    /// the duration is not between `least` and `most`.
     pub fn seconds(&self, reader: &mut Reader<'_>, key: &str, default: u32, least: u32, most: u32) -> u32 {
         let Some(value) = self.value(key) else { return default };
         let Some(seconds) = value.get_ref().as_str().and_then(seconds) else {
@@ -261,7 +262,7 @@ impl<'a, 't> Fields<'a, 't> {
         default
     }
 
-    /// Returns the tables of `[[key]]`.
+    /// Returns the tables of `[[key]]`, whose keys are `known`. Messages use `what` as the name of such a table.
     pub fn tables(
         &self,
         reader: &mut Reader<'_>,

@@ -179,8 +179,8 @@ impl Endpoint {
         self.open.len()
     }
 
-    /// Handles a packet from a tenant. `consent` looks up the received segment that allows the tenant to answer.
-    /// `entry` looks up an entry of the table of segments.
+    /// Handles a packet from a tenant, and returns the effect to carry out, if there is one. `consent` looks up the
+    /// received segment that allows the tenant to answer. `entry` looks up an entry of the table of segments.
     pub fn handed_over(
         &mut self,
         unsent: &Unsent<'_>,

@@ -237,16 +237,17 @@ pub struct Permit<'p> {
     pub receiver: &'p Receiver,
     /// The rule that allows the sender to send.
     pub rule: &'p Rule,
-    /// The rule's terms, with one exception: if a token of the rule's suite would admit the sender to more than the
-    /// policy allows, the terms have another suite.
+    /// The rule's terms, with two exceptions. The terms have another suite if tokens of the rule's suite can't travel
+    /// to the destination, or would admit the sender to more than the policy allows. The terms demand no sealed tunnel
+    /// if the destination is itself a service that accepts sealed tunnels.
     pub terms: Terms,
     /// Destinations that a grant is allowed to cover.
     pub scope: Scope,
     /// The next time at which the policy's decision about a part of `scope` can change; `None` if it never changes. The
     /// grant must end by then.
     pub until: Option<u64>,
-    /// The consent that allows the request, if no rule of the policy allows it. In this case, `rule` is the rule of the
-    /// delegation.
+    /// The consent that allows the request; `None` if a rule or a list allows it. If a consent or a list allows the
+    /// request, `rule` is the rule of the delegation or list, which is not one of the policy's rules.
     pub consent: Option<Consented>,
 }
 
@@ -255,7 +256,7 @@ impl Policy {
     ///
     /// # Errors
     ///
-    /// Returns all faults of the file.
+    /// Returns the faults of the file, at most 100.
     pub fn parse(text: &str, max_lifetime: u32) -> Result<Self, Faults> {
         text::parse(text, max_lifetime)
     }
@@ -345,7 +346,7 @@ impl Policy {
         own.unwrap_or_else(|| &self.rules[self.rules.partition_point(|rule| rule.number < number)])
     }
 
-    /// Returns the persons that the groups and rules name.
+    /// Returns the persons that groups, rules, delegations and lists name.
     pub fn persons(&self) -> BTreeSet<&str> {
         let named = self.rules.iter().flat_map(|rule| &rule.who).filter_map(|who| match who {
             Who::Person(person) => Some(person.as_str()),

@@ -76,7 +76,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Returns the kernel program's counter for this outcome.
+    /// Returns the index of the kernel program's counter for this outcome.
     pub const fn counter(self) -> u32 {
         match self {
             Self::NotOurs => counter::NOT_OURS,

@@ -138,7 +138,7 @@ pub fn of_grpc(code: i64, message: &str) -> Failure {
     }
 }
 
-/// Translates a problem in the status of a member.
+/// Returns a problem that a member's status reports, in words. Adds the solution if one is known.
 pub fn problem(reported: &str) -> String {
     let reported = reported.trim();
     if reported.contains("NOSPACE") {

@@ -92,8 +92,8 @@ impl Gateway {
         Ok(Self { http, endpoints, good: AtomicUsize::new(0) })
     }
 
-    /// Returns the members' URLs, in the order in which to try them. The member with the latest answer comes first, or
-    /// the one after a member that has failed since then.
+    /// Returns the members' indices and URLs, in the order in which to try them. The member with the latest answer
+    /// comes first, or the one after a member that has failed since then.
     pub fn in_order(&self) -> impl Iterator<Item = (usize, &str)> {
         let good = self.good.load(Ordering::Relaxed);
         (0..self.endpoints.len()).map(move |turn| {
@@ -118,8 +118,9 @@ impl Gateway {
     ///
     /// # Errors
     ///
-    /// Fails with [`Failure::NotApplied`] if no member got the call. Fails with [`Failure::Unclear`] if a call that
-    /// must not be sent twice got no answer, although a member may have received it.
+    /// Fails with [`Failure::NotApplied`] if no member has carried out the call or, for a call that may be sent twice,
+    /// if none has answered it. Fails with [`Failure::Unclear`] if a call that must not be sent twice got no answer,
+    /// although a member may have received it. Otherwise, fails as the member's answer says.
     pub async fn call(&self, call: &Call) -> Result<Vec<u8>, Failure> {
         let mut failures: Vec<String> = vec![String::new(); self.endpoints.len()];
         let mut sent = false;

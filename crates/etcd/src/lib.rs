@@ -1,8 +1,9 @@
 //! A client of etcd by its JSON gateway (`/v3/…`), which every member of etcd 3.4 and later has
 //! ([decision 121](../../docs/decisions/0121-etcd-by-its-json-gateway.md)).
 //!
-//! The functions block, and may be called inside or outside of an asynchronous runtime. Every call ends within
-//! [`CALL_TIME`]. [`Error`] says whether etcd may have carried out a call that failed.
+//! The functions block, and may be called inside or outside of an asynchronous runtime. Every function of [`Etcd`] ends
+//! within [`CALL_TIME`], except [`Etcd::list`], which possibly makes several requests. [`Error`] says whether etcd may
+//! have carried out a call that failed.
 //!
 //! ```no_run
 //! use etcd::{Compare, Etcd, Op, Settings, Txn};
@@ -104,7 +105,9 @@ impl Etcd {
             revision = if revision == 0 { range.revision } else { revision };
             length += range.keys.iter().map(|kv| kv.key.len() + kv.value.len()).sum::<usize>();
             if length > MOST_LISTED {
-                return Err(Error::Refused(format!("the keys below {prefix} are longer than {MOST_LISTED} bytes")));
+                return Err(Error::Refused(format!(
+                    "the keys below {prefix} and their values are longer than {MOST_LISTED} bytes altogether"
+                )));
             }
             keys.extend(range.keys);
             match keys.last() {

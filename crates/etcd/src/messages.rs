@@ -80,7 +80,7 @@ pub fn span(prefix: &str) -> (Vec<u8>, Vec<u8>) {
     (prefix.as_bytes().to_vec(), end)
 }
 
-/// The result of a range.
+/// The answer to the request of [`range`]: keys with their values.
 #[derive(Debug)]
 pub struct Range {
     /// The keys, in order.

@@ -40,7 +40,7 @@ pub fn config(settings: &Settings) -> Result<ClientConfig> {
             let private = PrivateKeyDer::from_pem_file(key)
                 .with_context(|| format!("cannot read a private key from {}", key.display()))?;
             builder.with_client_auth_cert(certificates(certificate)?, private).with_context(|| {
-                format!("cannot use {} with the key {} for etcd", certificate.display(), key.display())
+                format!("cannot use the certificate {} with the key {} for etcd", certificate.display(), key.display())
             })?
         }
         (None, None) => builder.with_no_client_auth(),

@@ -153,7 +153,7 @@ pub struct MemberStatus {
     pub error: Option<String>,
     /// The member's version of etcd.
     pub version: String,
-    /// The member's number.
+    /// The member's number (member id).
     pub id: u64,
     /// The number of the leader that this member follows; 0 if it knows no leader.
     pub leader: u64,

@@ -17,7 +17,7 @@ const MOST_WAITING: usize = 256;
 type Run = Pin<Box<dyn Future<Output = ()> + Send>>;
 type Job = Box<dyn FnOnce(Arc<Gateway>) -> Run + Send>;
 
-/// A handle to the thread. The thread ends when the last clone is dropped.
+/// A handle to the thread that makes the calls to etcd. The thread ends when the last clone is dropped.
 #[derive(Clone)]
 pub struct Worker {
     jobs: mpsc::Sender<Job>,

@@ -10,8 +10,9 @@ use tokio::time::sleep;
 /// confirmation for a few seconds, so the first pause is short.
 const PAUSES: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
 
-/// Confirms marks to the authority, in a separate task. The authority sends a mark only after the previous one was
-/// confirmed, so there is never more than one confirmation under way.
+/// Confirms marks to the authority, in a separate task. A mark is an event that the role confirms as soon as it has
+/// carried out all events before the mark. On one event stream, the authority sends a mark only after the previous one
+/// was confirmed, so one confirmation at a time is enough.
 pub struct Acknowledger {
     authority: Authority,
     sending: Option<JoinHandle<()>>,
@@ -24,7 +25,7 @@ impl Acknowledger {
     }
 
     /// Starts to confirm a mark. Sends the confirmation again until the authority accepts it. Gives up the confirmation
-    /// of an earlier mark.
+    /// of an earlier mark, for which the authority no longer waits.
     pub fn confirm(&mut self, mark: u64) {
         self.end();
         self.sending = Some(tokio::spawn(send(self.authority.clone(), mark)));

@@ -11,7 +11,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// The pauses between requests to an authority.
+    /// The pauses after failed requests to an authority: 1 s at first, and at most 30 s.
     pub const AUTHORITY: Self = Self::new(Duration::from_secs(1), Duration::from_secs(30));
 
     /// Creates pauses that begin with `first` and double up to `longest`.

@@ -42,9 +42,9 @@ pub trait Role {
 pub struct Health {
     /// Whether the event stream is up.
     pub connected: bool,
-    /// The last error; `None` as soon as the connection works again.
+    /// The last error; `None` as soon as a state that was read after the error is in force.
     pub trouble: Option<String>,
-    /// When configuration and keys were last read, Unix seconds.
+    /// When configuration and keys were last read, Unix seconds; `None` if this run has not read them yet.
     pub read: Option<u64>,
 }
 

@@ -35,11 +35,11 @@ struct Interface {
     offset: i64,
 }
 
-/// Calls `each` with every frame of `file`, in order.
+/// Calls `each` with every frame of `file`, in order. If `file` is `-`, reads standard input.
 ///
 /// # Errors
-/// Fails if the file can't be read, is not a capture, or ends in the middle of a packet; `each` has then received the
-/// frames before the fault. Also fails if `each` fails.
+/// Fails if the file can't be read, is not a capture, has a link type that is not supported, or ends in the middle of a
+/// packet; `each` has then received the frames before the fault. Also fails if `each` fails.
 pub fn read(file: &Path, mut each: impl FnMut(Frame) -> Result<()>) -> Result<()> {
     let name = file.display();
     let source: Box<dyn Read + Send> = match file.to_str() {

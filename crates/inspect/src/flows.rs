@@ -22,7 +22,7 @@ const MOST: usize = 1 << 20;
 
 type Flow = (u8, SocketAddr, SocketAddr);
 
-/// The state from the packets of a capture that were read so far.
+/// The flows, tokens and sealed tunnels in the packets of a capture that were read so far.
 #[derive(Default)]
 pub struct Flows {
     opened: HashMap<Flow, u64>,
@@ -129,7 +129,7 @@ impl Flows {
                 None
             }
             Content::Malformed { reason } => {
-                remarks.push(format!("{reason}: it has a carrier's mark but is malformed"));
+                remarks.push(format!("{reason}: the packet has a carrier's mark but is malformed"));
                 None
             }
             Content::Support | Content::Discovery { .. } => None,

@@ -5,10 +5,12 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use wire::seal::RecordHeader;
 
-/// A file of keys, which this program can't have.
+/// Stands for a file of keys in a program without sealed tunnels. No value of this type exists.
 pub enum KeyFile {}
 
 impl KeyFile {
+    /// Refuses the file of keys, because this program was built without sealed tunnels.
+    ///
     /// # Errors
     /// Fails always.
     pub fn read(path: &Path) -> Result<Self> {

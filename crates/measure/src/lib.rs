@@ -75,7 +75,7 @@ impl Yardstick {
     }
 }
 
-/// The limit of a figure's ratio to its yardstick, or of a figure that was counted.
+/// The limit of a figure's ratio to its yardstick, or, with [`Figures::count`] and [`Figures::add_time`], of its value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bound {
     /// The ratio must be at most this number.
@@ -176,8 +176,8 @@ impl Figures {
         self.0.insert(name.to_owned(), figure);
     }
 
-    /// Adds a time whose bound is also a time, and not a ratio. The figure is printed as {value, unit, yardstick, noise,
-    /// bound, verdict, at}. The yardstick only tells whether the machine was quiet.
+    /// Adds a time whose bound is also a time, and not a ratio. The figure is printed as {value, unit, yardstick,
+    /// noise, bound, verdict, at}. The yardstick only tells whether the machine was quiet.
     #[track_caller]
     pub fn add_time(&mut self, name: &str, unit: &str, value: f64, yardstick: &Yardstick, bound: Bound) {
         eprintln!("{name} {} {unit}, yardstick {}", rounded(value), rounded(yardstick.middle));

@@ -100,8 +100,8 @@ impl Batch {
         Self::with(verifier, Means::here().next().unwrap_or(Means::Library))
     }
 
-    /// Returns a verifier with the same verdicts as `verifier`. It computes MACs with the implementation `means`, or
-    /// with another one if the processor does not support `means`.
+    /// Returns a verifier with the same verdicts as `verifier`. It computes MACs with the implementation `means` or, if
+    /// the processor does not support `means`, with the fastest implementation that the processor supports.
     pub fn with(verifier: Verifier, means: Means) -> Self {
         let rules = Rules::of(&verifier);
         let keys = KeySet::Library(Keys::new([].into_iter(), LibraryKey::new(&[0; 16])));

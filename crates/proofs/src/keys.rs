@@ -2,7 +2,7 @@
 
 use wire::Epoch;
 
-/// A hash table from which nothing is removed. When keys change, which is once per epoch, a new table is built.
+/// A hash table from which nothing is removed. A new table is built when keys change, and when an epoch begins.
 pub struct Keys<K> {
     /// Authority and epoch, with the key's number plus one in the low bits; 0 if the slot is empty.
     slots: Vec<u64>,

@@ -23,7 +23,7 @@ pub enum News {
     Ended,
 }
 
-/// The thread that makes the calls; `None` until the first call.
+/// The thread that makes a session's calls to the authority; `None` until the first call.
 #[derive(Default)]
 pub struct Fetcher(Mutex<Option<tokio::sync::mpsc::UnboundedSender<Work>>>);
 
@@ -32,7 +32,7 @@ impl Fetcher {
     ///
     /// # Errors
     ///
-    /// Fails if the thread can't be started, if the call fails, or if it takes too long.
+    /// Fails if the thread can't be started, if the call fails, or if the authority does not answer within 20 s.
     pub fn call<T, F>(
         &self,
         kept: &KeptSession,
@@ -57,8 +57,8 @@ impl Fetcher {
         answered.recv_timeout(WAIT).map_err(late)?
     }
 
-    /// Calls `hear` with each event that the authority pushes, until the session ends. Every connection begins with
-    /// [`Event::Hello`].
+    /// Calls `hear` with each event that the authority pushes, and with [`News::Ended`] once the session has ended. The
+    /// first event of every connection is [`Event::Hello`].
     ///
     /// # Errors
     ///

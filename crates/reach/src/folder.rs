@@ -33,12 +33,12 @@ pub struct Places {
 }
 
 impl Places {
-    /// Returns the usual places for this user: the agent's socket, and `$VOUCHSAFE_SESSION_DIR` or
-    /// `~/.config/vouchsafe`.
+    /// Returns the usual places for this user: the agent's socket (`$VOUCHSAFE_AGENT_SOCKET`, or the default path), and
+    /// the folder of [`default_dir`].
     ///
     /// # Errors
     ///
-    /// Fails if the user has no home folder.
+    /// Fails if [`default_dir`] fails.
     pub fn of_user() -> Result<Self, Error> {
         let socket = std::env::var_os("VOUCHSAFE_AGENT_SOCKET").map(PathBuf::from);
         let socket = Some(socket.unwrap_or_else(|| crate::agent::DEFAULT_SOCKET.into()));
@@ -46,11 +46,12 @@ impl Places {
     }
 }
 
-/// Returns the folder of this user's own session.
+/// Returns the folder of this user's own session: `$VOUCHSAFE_SESSION_DIR`, or the folder `vouchsafe` in
+/// `$XDG_CONFIG_HOME` or in `~/.config`.
 ///
 /// # Errors
 ///
-/// Fails if the user has no home folder.
+/// Fails if none of these variables is set, and `HOME` is not set either.
 pub fn default_dir() -> Result<PathBuf, Error> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(dir) = set("VOUCHSAFE_SESSION_DIR") {
@@ -229,7 +230,8 @@ impl Store {
         text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
     }
 
-    /// Stores a grant in place of the earlier grant for the same destination, and removes grants that have ended.
+    /// Stores a grant in place of the earlier grant for the same destination, and removes grants that have ended. Keeps
+    /// only the latest 256 grants.
     ///
     /// # Errors
     ///

@@ -82,7 +82,7 @@ impl KeptNetworks {
         std::iter::once((OWN, None, self.default.as_deref())).chain(named)
     }
 
-    /// Returns the subject of an organisation; `None` if the user does not have it.
+    /// Returns the user's subject in an organisation; `None` if the user does not have this organisation.
     pub fn subject(&self, name: Option<&OrganisationName>) -> Option<Subject> {
         self.all().find(|(_, known, _)| *known == name).map(|(subject, ..)| subject)
     }
@@ -122,7 +122,7 @@ impl KeptNetworks {
 pub struct Territory(Organisations);
 
 impl Territory {
-    /// Returns the organisation that may speak for this address.
+    /// Returns the user's subject in the organisation that may speak for this address; `None` if no organisation may.
     pub fn at(&self, address: std::net::IpAddr) -> Option<Subject> {
         self.0.at(OWN.number(), address.to_canonical())
     }

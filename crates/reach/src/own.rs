@@ -206,8 +206,8 @@ impl OwnSession {
         }
         Reply::Done {
             text: format!(
-                "logged in to {} as {}\nThe session is your own: no agent runs here. Its secret is {place}. Use it by \
-                 `vouchsafe connect`, `vouchsafe run` and `vouchsafe proxy`",
+                "logged in to {} as {}\nThe session is your own: no agent runs here. Its secret is {place}. Use the \
+                 session with `vouchsafe connect`, `vouchsafe run` and `vouchsafe proxy`",
                 kept.authority, kept.person
             ),
         }
@@ -250,11 +250,17 @@ impl OwnSession {
             Ok(Ok(Some(api::LoggedOut { provider }))) => Reply::LoggedOut { text, provider },
             Ok(Ok(None)) => Reply::Done { text },
             Ok(Err(client::Error::NotLoggedIn)) => Reply::Done { text },
-            Ok(Err(error)) => {
-                Reply::Done { text: format!("{text}; the authority doesn't know of the logout yet: {error}") }
-            }
+            Ok(Err(error)) => Reply::Done {
+                text: format!(
+                    "{text} on this machine, but the authority could not be told, so the session may stay valid there \
+                     until it expires: {error}"
+                ),
+            },
             Err(_) => Reply::Done {
-                text: format!("{text}; the authority doesn't know of the logout yet, because it did not answer"),
+                text: format!(
+                    "{text} on this machine, but the authority did not answer, so the session may stay valid there \
+                     until it expires"
+                ),
             },
         }
     }

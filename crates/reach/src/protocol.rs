@@ -454,7 +454,7 @@ pub struct Session {
     pub destinations: Vec<Receiver>,
 }
 
-/// Numbers of grants, by the way by which they came.
+/// Numbers of the grants that came by UDP and over HTTPS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GrantWays {
     /// Grants that came by UDP.
@@ -463,7 +463,7 @@ pub struct GrantWays {
     pub https: u64,
 }
 
-/// An interface of the agent.
+/// A network interface to which the agent attaches its kernel programs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Interface {
     /// Name of the interface.

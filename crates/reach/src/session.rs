@@ -53,7 +53,8 @@ pub enum Way {
     Own,
 }
 
-/// A login of this user. Clones, also those in other threads, share this login.
+/// The sessions of this user, with one or several organisations. Clones, also those in other threads, share these
+/// sessions.
 #[derive(Clone)]
 pub struct Session(Arc<Inner>);
 
@@ -110,13 +111,13 @@ struct State {
 }
 
 impl Session {
-    /// Opens this user's session: the session at the agent, if the agent runs and the user is logged in there,
-    /// otherwise the session in the user's own folder.
+    /// Opens this user's sessions: those at the agent, if the agent runs and the user is logged in there, otherwise
+    /// those in the user's own folder.
     ///
     /// # Errors
     ///
-    /// Fails with [`Error::NotLoggedIn`] if there is no session, and with another error if the folder's files can't be
-    /// read.
+    /// Fails with [`Error::NotLoggedIn`] if there is no session, and with another error if the agent's answer or the
+    /// folder's files can't be read.
     pub fn open(places: &Places) -> Result<Self, Error> {
         if let Some(socket) = &places.socket
             && is_logged_in_at(socket)?
@@ -169,7 +170,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Fails if no address answers, with the reason for the last address.
+    /// Fails if the host's name has no address. If no connection can be made to any address, fails with the error for
+    /// the last one. If the session has ended, fails without trying the remaining addresses.
     pub fn connect(&self, host: &str, port: u16, timeouts: Timeouts) -> Result<TcpStream, Error> {
         let mut last = None;
         for to in resolve(host, port)? {
@@ -212,7 +214,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns the reason why the connection could not be made. The socket is then unconnected.
+    /// Returns the reason why the connection could not be made. The socket is then unconnected, unless it was connected
+    /// or connecting before the call: in this case it stays unchanged.
     pub fn connect_socket(
         &self,
         socket: BorrowedFd<'_>,

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use wire::tail::{BLOCK_LEN, stream_block};
 use wire::token::TOKEN_LEN;
 
-/// The bytes at the beginning of a stream that carry a token.
+/// A block of 40 bytes: a carrier's mark and a token. It is the beginning of a TCP stream, or the end of a datagram.
 pub type Block = [u8; BLOCK_LEN];
 
 /// Minimum wait for the answer to a SYN (wire.md §4.6.2).
@@ -75,7 +75,7 @@ pub fn connect(
 /// Connects a socket of another program to the destination of `plan`; `address` is the same address in the form in
 /// which the program wrote it. Between attempts, the socket is disconnected. It keeps its options and the pollers that
 /// wait for it. It gets another port, unless the program has bound it to one. The socket's blocking mode does not
-/// change.
+/// change. Returns the round-trip time, if known.
 ///
 /// # Errors
 ///

@@ -109,7 +109,8 @@ impl Batch {
         self.runs.len() - usize::from(!self.closed && !self.runs.is_empty())
     }
 
-    /// Returns the messages of the full runs. All runs are full except possibly the last.
+    /// Returns the messages of the full runs. A run is full if no message can be added to it. All runs are full except
+    /// possibly the last.
     pub fn full_runs(&self) -> impl Iterator<Item = Run<'_>> {
         self.runs().take(self.full())
     }

@@ -64,8 +64,8 @@ pub enum Admission<P> {
 pub struct Limits {
     /// Maximum length of a request, in bytes.
     pub request: u64,
-    /// Time limit for a client to send a request. A second limit of the same length applies to sending the
-    /// answer to the client.
+    /// Time limit for a client to send a request. A second limit of the same length applies to sending the answer to
+    /// the client.
     pub patience: Duration,
 }
 
@@ -154,8 +154,8 @@ async fn converse(stream: UnixStream, user: u32, service: &impl Service) -> Resu
     Ok(())
 }
 
-/// Sends a request to the daemon that listens at `path`, and returns the line with its answer; `None` if no daemon
-/// listens there.
+/// Sends a request to the daemon that listens at `path`, and returns the daemon's answer as one line; `None` if no
+/// daemon listens there.
 ///
 /// # Errors
 ///

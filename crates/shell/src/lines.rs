@@ -51,14 +51,15 @@ pub fn encode(message: &impl Serialize) -> Result<Vec<u8>> {
 ///
 /// # Errors
 ///
-/// Fails if the line, with its newline, is longer than `most` bytes, or if the connection fails.
+/// Fails if the line, with its newline, is longer than `most` bytes, or if the connection fails or ends within the
+/// line.
 pub async fn read(reader: &mut (impl AsyncBufRead + Unpin), most: u64) -> Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     reader.take(most).read_until(b'\n', &mut line).await?;
     match line.last() {
         None => Ok(None),
         Some(b'\n') => Ok(Some(line)),
-        Some(_) => bail!("the message is not terminated by a newline"),
+        Some(_) => bail!("the message is too long, or the connection ended before its newline"),
     }
 }
 

@@ -24,11 +24,12 @@ struct Region {
 }
 
 /// Asks the kernel to move this process's large, private memory into huge pages: as much as possible now, and the rest
-/// later.
+/// later in the background.
 ///
-/// Returns the number of bytes moved now. The result is 0 in three cases: the kernel can't move memory (it is older
-/// than Linux 6.1, or was built without huge pages); `/sys/kernel/mm/transparent_hugepage/enabled` is `never`; or the
-/// process has little memory. Regions that the process maps later get huge pages only if that setting is `always`.
+/// Returns the number of bytes moved now. The result is 0 in four cases: the kernel can't move memory (it is older than
+/// Linux 6.1, or was built without huge pages); `/sys/kernel/mm/transparent_hugepage/enabled` is `never`; the machine
+/// has no free huge pages; or the process has no region of at least 16 MiB of which at least three quarters are
+/// resident. Regions that the process maps later get huge pages only if that setting is `always`.
 ///
 /// # Errors
 ///

@@ -51,7 +51,7 @@ pub fn utc(time: u64) -> String {
     time.map_or_else(|| "9999-12-31T23:59:59Z".to_owned(), |time| time.to_string())
 }
 
-/// Formats bytes as `1.5 MiB`.
+/// Formats a number of bytes: `512 B`, `1.5 KiB`, `1.5 MiB`.
 pub fn bytes(bytes: u64) -> String {
     match bytes {
         0..1024 => format!("{bytes} B"),

@@ -276,7 +276,7 @@ fn show_status(status: &view::Status) {
     if !status.paths.is_empty() {
         let paths = status.paths.iter().map(|path| {
             let state = if path.answered { "answers" } else { "no answer yet" };
-            let number = format!("{} of 0 to {}", path.number, path.others);
+            let number = format!("{} (of paths 0 to {})", path.number, path.others);
             vec![path.endpoint.to_string(), number, state.to_owned(), path.changed.map_or("-".into(), utc)]
         });
         print!("\n{}", Table::new(&["PATHS TO", "IN USE", "STATE", "CHANGED"], paths));

@@ -47,8 +47,8 @@ const QUEUE: usize = 1024;
 ///
 /// # Errors
 ///
-/// Fails if the daemon cannot start: another daemon runs, an interface or key file is unusable, or the authority does
-/// not know this endpoint.
+/// Fails if the daemon cannot start, for instance because another daemon runs, the underlay or a key file is unusable,
+/// or the authority does not know this endpoint.
 pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment) -> Result<ExitCode> {
     let mut signals = Signals::listen()?;
     let _lock = directory.lock()?;

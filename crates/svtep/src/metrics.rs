@@ -3,7 +3,7 @@
 use crate::view::{Counter, Status};
 use shell::metrics::{Page, label};
 
-/// Builds the page of metrics.
+/// Builds the page of metrics from the daemon's status. `now` is the current time, Unix seconds.
 pub fn page(status: &Status, now: u64) -> Page {
     let mut page = Page::new("svtep");
     let counted =

@@ -34,8 +34,8 @@ impl Outlets {
 
     /// Sends a tunnelled packet from the endpoint `from` to the endpoint `to`, through the hops if the path is fixed.
     /// Does nothing if `from` is not the address for which the sockets were opened, if `to` is the same address, or if
-    /// the packet would be fragmented on the path to the verifier. In these cases, the tenant sends its packet again,
-    /// and the kernel program handles that packet.
+    /// the packet would be longer than the underlay's MTU. In these cases, the tenant sends its packet again, and the
+    /// kernel program handles that packet.
     pub fn send(&self, from: IpAddr, to: IpAddr, hops: &[Ipv6Addr], datagram: &[u8]) -> Result<()> {
         let headers = if to.is_ipv4() { HEADERS.0 } else { HEADERS.1 };
         let routing = if hops.is_empty() { 0 } else { ROUTING.0 + ROUTING.1 * hops.len() };

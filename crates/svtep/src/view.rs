@@ -24,9 +24,10 @@ pub struct Status {
     pub connected: bool,
     /// The last error of the connection to the authority; `None` once the connection works again.
     pub trouble: Option<String>,
-    /// Time when configuration and keys were last fetched; `None` if they have not been fetched yet.
+    /// Time when configuration and keys were last fetched, Unix seconds; `None` if they have not been fetched yet.
     pub read: Option<u64>,
-    /// Time until which there are keys; `None` if there is no key for the current epoch, so that nothing is delivered.
+    /// Time until which there are keys, Unix seconds; `None` if there is no key for the current epoch, so that nothing
+    /// is delivered.
     pub keys_until: Option<u64>,
     /// Whether nothing is delivered because the table of withdrawals was full.
     pub closed: bool,
@@ -45,7 +46,7 @@ pub struct Status {
     /// The paths to those endpoints for which the authority knows several.
     #[serde(default)]
     pub paths: Vec<Path>,
-    /// Number of changes from one path to another.
+    /// Number of times that the daemon has changed the path to an endpoint, since the daemon started.
     #[serde(default)]
     pub path_changes: u64,
     /// Numbers of the authority's answers, by kind.
@@ -60,7 +61,7 @@ pub struct Status {
     pub reasons: Vec<Counter>,
 }
 
-/// The path to an endpoint for which the authority knows several.
+/// The state of the paths to an endpoint for which the authority knows several.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Path {
     /// The other endpoint.
@@ -71,12 +72,12 @@ pub struct Path {
     pub others: u8,
     /// Whether the other endpoint has answered a probe on the path in use.
     pub answered: bool,
-    /// Time of the last change of the path; `None` if it was never changed.
+    /// Time of the last change of the path, Unix seconds; `None` if it was never changed.
     pub changed: Option<u64>,
 }
 
 impl Path {
-    /// Converts the paths to `endpoint`.
+    /// Returns the view of `way`, the state of the paths to `endpoint`.
     pub fn new(endpoint: IpAddr, way: &Way) -> Self {
         let &Way { number, others, answered, changed, .. } = way;
         Self { endpoint, number, others, answered, changed: changed.map(u64::from) }
@@ -113,7 +114,7 @@ pub struct Tenant {
 /// A refused request for a segment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
-    /// Time of the refusal.
+    /// Time of the refusal, Unix seconds.
     pub at: u64,
     /// Reason for the refusal, as the authority gave it.
     pub why: String,

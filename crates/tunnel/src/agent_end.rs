@@ -30,7 +30,7 @@ const SILENCE: Millis = 1_000;
 /// The state of a tunnel in the form that is shown to users.
 #[derive(Clone, Debug)]
 pub struct Shown {
-    /// Key of the tunnel.
+    /// Subject, organisation and service, which identify the tunnel.
     pub key: Key,
     /// Whether the tunnel is open.
     pub is_open: bool,
@@ -103,8 +103,8 @@ pub struct AgentEnd {
 pub struct Drops {
     /// Numbers of dropped records, one for each reason, in the order of [`Dropped::ALL`].
     pub records: [u64; Dropped::ALL.len()],
-    /// Number of packets that were dropped because their destination has no tunnel and there was no room to wait for
-    /// one.
+    /// Number of packets and super-packets that were dropped because no leg was found for them, or because there was no
+    /// room to wait for their tunnel, or the tunnel did not open within 10 s.
     pub no_leg: u64,
     /// Number of packets of flows whose opener is not known, or whose opener already has the maximum number of flows.
     pub no_opener: u64,
@@ -131,9 +131,9 @@ impl AgentEnd {
         }
     }
 
-    /// Sets the clock for the tunnels of a subject. The tunnels use it to decide whether a grant has ended, and for the
-    /// times in tokens and initiations. It is the clock of the authority of the subject's organisation, so a wrong
-    /// clock on this machine does no harm.
+    /// Sets the clock of the authority for the tunnels of a subject in one organisation. The tunnels use this clock to
+    /// decide whether a grant has ended, and for the times in tokens and initiations, so a wrong clock on this machine
+    /// does no harm. `of` contains the numbers of the subject and the organisation.
     pub fn set_clock(&mut self, of: (u32, u16), clock: Clock) {
         if self.clocks.insert(of, clock) != Some(clock) {
             let own = self.tunnels.iter_mut().filter(|(key, _)| owner(key) == of);
@@ -186,8 +186,8 @@ impl AgentEnd {
         self.legs.retain(is_wanted);
     }
 
-    /// Removes the legs, flows and tunnels of a subject's organisation. The next [`End::poll`] tells the verifiers that
-    /// the tunnels have ended.
+    /// Removes the legs, flows and tunnels of a subject in one organisation. The next [`End::poll`] tells the verifiers
+    /// that the tunnels have ended. `of` contains the numbers of the subject and the organisation.
     pub fn forget(&mut self, of: (u32, u16), times: Times) {
         self.legs.forget(of.0, of.1);
         self.clocks.remove(&of);
@@ -196,9 +196,9 @@ impl AgentEnd {
         self.closing.extend(gone.filter_map(|tunnel| goodbye(tunnel, times.0)));
     }
 
-    /// Makes every tunnel send a token and a record at once, so that the verifiers learn this machine's new addresses.
-    /// The caller calls this when the addresses have changed. Otherwise, a verifier learns the new addresses only from
-    /// the next packet into its tunnel.
+    /// Makes every tunnel send a token and a record, so that the verifiers learn this machine's new addresses. A tunnel
+    /// repeats both until its verifier answers, but for at most 10 s. The caller calls this when the addresses have
+    /// changed. Otherwise, a verifier learns the new addresses only from the next packet into its tunnel.
     pub fn moved(&mut self, times: Times) {
         for tunnel in self.tunnels.values_mut() {
             (tunnel.token, tunnel.moved, tunnel.greeted) = (None, Some(times.0), 0);

@@ -12,7 +12,7 @@ use wire::seal::{Compression, Part, Suite, Suites, Treatment};
 /// the machine sleeps. The second is in Unix seconds.
 pub type Times = (Millis, u32);
 
-/// A datagram that has to be sent to another end of a tunnel.
+/// A datagram that has to be sent to the other end of a tunnel.
 pub struct Message {
     /// The destination address and port.
     pub to: SocketAddr,

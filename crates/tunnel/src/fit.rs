@@ -28,7 +28,8 @@ const SWITCHES: [&str; 4] = [
     "/proc/sys/net/ipv6/conf/default/forwarding",
 ];
 
-/// Keeps the device's limit for super-packets right.
+/// Sets the maximum length of the super-packets that TCP sends into the device: the kernel's usual limit while this
+/// machine forwards packets, otherwise a slightly lower limit.
 #[derive(Default)]
 pub struct Fit {
     looked: Option<Millis>,
@@ -36,7 +37,7 @@ pub struct Fit {
 }
 
 impl Fit {
-    /// Checks whether the device's limit has to change, and changes it if so. Checks at most once every [`LOOK`].
+    /// Checks whether the device's limit has to change, and changes it if so. Checks at most once every 5 s.
     pub fn look(&mut self, device: &str, now: Millis) {
         if self.looked.is_some_and(|last| now.saturating_sub(last) < LOOK) {
             return;

@@ -48,8 +48,8 @@ pub(crate) struct Flow {
     looked_up: (Millis, bool),
     /// Treatment, suite and compression of the client's last packet.
     pub sealed: Sealed,
-    /// The tunnel into which answers go: the one out of which the client's last packet came. A tunnel whose client is
-    /// not confirmed takes the place of older tunnels only.
+    /// The tunnel into which answers go: the one out of which the client's last packet came. But if a tunnel's client
+    /// is not confirmed (see [`Flows::came_through`]), the tunnel does not take the place of a newer one.
     pub tunnel: Option<TunnelId>,
     /// Whether the client compresses its packets.
     pub compresses: bool,
@@ -99,7 +99,7 @@ impl Flows {
         self.flows.is_empty()
     }
 
-    /// Returns a flow, if it had a packet recently.
+    /// Returns a flow, if it had a packet in the last two minutes.
     pub fn get(&self, key: &FlowKey, now: Millis) -> Option<&Flow> {
         self.flows.get(key).filter(|flow| now.saturating_sub(flow.seen) < IDLE)
     }
@@ -125,9 +125,9 @@ impl Flows {
         (None, account.may_ask(now))
     }
 
-    /// Records a packet that an account's client sealed as its rule demands. If the account's share has no room for
-    /// another flow, removes the account's oldest flow. If the whole table has no room, removes the oldest flow of the
-    /// account with the most flows.
+    /// Records a packet of a flow that an account's client sealed as the flow's rule demands. If the account's share
+    /// has no room for another flow, removes the account's oldest flow. If the whole table has no room, removes the
+    /// oldest flow of the account with the most flows.
     pub fn note(
         &mut self,
         (key, account): (FlowKey, u32),
@@ -159,9 +159,9 @@ impl Flows {
     }
 
     /// Records the tunnel out of which a packet of a flow came. The tunnel is confirmed if its client has shown that it
-    /// has the tunnel's keys. Answers to the flow go into a confirmed tunnel at once. The packet of another tunnel is
-    /// possibly a copy that somebody else sent. Answers go into that tunnel if it is newer than the one recorded before,
-    /// and until a packet of the flow comes out of a confirmed tunnel.
+    /// has the tunnel's keys. Answers to the flow go into a confirmed tunnel at once. A packet out of an unconfirmed
+    /// tunnel is possibly a copy that somebody else sent. Answers go into an unconfirmed tunnel only if it is newer
+    /// than the tunnel recorded before, and only until a packet of the flow comes out of a confirmed tunnel.
     pub fn came_through(&mut self, key: &FlowKey, tunnel: TunnelId, is_confirmed: bool) {
         if let Some(flow) = self.flows.get_mut(key) {
             flow.tunnel = if is_confirmed { Some(tunnel) } else { flow.tunnel.max(Some(tunnel)) };
@@ -176,7 +176,8 @@ impl Flows {
         }
     }
 
-    /// Removes flows and accounts that have had no packet for a long time.
+    /// Removes flows that have had no packet for two minutes, and accounts that then have no flow. Does this at most
+    /// once every 5 s.
     pub fn sweep(&mut self, now: Millis) {
         if now.saturating_sub(self.swept) < SWEEP {
             return;

@@ -38,19 +38,20 @@ pub struct Inside {
 }
 
 impl Inside {
-    /// Creates a table that assigns the addresses of these networks. The first address of each network is the
-    /// verifier's own; all other addresses are free.
+    /// Creates a table that assigns the addresses of these networks. The first host address of each network is the
+    /// verifier's own. Neither this address, nor the network's own address, nor its last address is ever assigned.
     pub fn new(networks: Vec<IpNet>, seed: u64) -> Self {
         Self { networks, seed, of_client: HashMap::new(), used: HashMap::new(), accounts: HashMap::new() }
     }
 
-    /// Returns the verifier's own address in a network: the network's first address.
+    /// Returns the verifier's own address in a network: the network's first host address.
     pub fn own(network: &IpNet) -> IpAddr {
         nth(network, 1)
     }
 
-    /// Returns the inside address of a client. Assigns an address if the client has none. Returns `None` if no address
-    /// is free.
+    /// Returns the inside address of a client. Assigns an address if the client has none. If the client's account has
+    /// 16 addresses already, the new address takes the place of the one that was used least recently. Returns `None` if
+    /// 64 tries in each network find no free address.
     pub fn of(&mut self, client: Client, now: Millis) -> Option<IpAddr> {
         if let Some(address) = self.of_client.get(&client) {
             if let Some((_, last)) = self.used.get_mut(address) {

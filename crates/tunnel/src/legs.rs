@@ -127,8 +127,8 @@ impl Legs {
         self.legs.retain(|(subject, to), _| is_wanted(*subject, to) || used.contains(&(*subject, *to)));
     }
 
-    /// Removes a subject's legs into the tunnels of one organisation, and the flows that used these legs. If the subject
-    /// then has no leg left, removes its other flows, too.
+    /// Removes a subject's legs into the tunnels of one organisation, and the flows that used these legs. If the
+    /// subject then has no leg left, removes its other flows, too.
     pub fn forget(&mut self, subject: u32, organisation: u16) {
         self.tunnels = None;
         let is_gone = |leg: &Leg| (leg.tunnel.subject, leg.tunnel.organisation) == (subject, organisation);
@@ -149,7 +149,7 @@ impl Legs {
         self.tunnels.get_or_insert_with(|| self.legs.values().map(|leg| leg.tunnel).collect())
     }
 
-    /// Returns the client addresses of all flows that had a packet recently.
+    /// Returns the client addresses of all flows that had a packet in the last ten minutes.
     pub fn sources(&self, now: Millis) -> HashSet<IpAddr> {
         let used = self.flows.iter().filter(|(_, flow)| now.saturating_sub(flow.seen) < IN_USE);
         used.map(|(key, _)| key.client().0).collect()
@@ -174,7 +174,7 @@ impl Legs {
 
     /// Reports whether this packet is allowed to come out of the tunnel `key`. A leg of the packet's sender must use
     /// this tunnel, and the packet must be sealed as the leg demands. A packet without ports (a fragment, or ICMP) must
-    /// satisfy the demands of all legs to its sender's address.
+    /// satisfy the demands of all legs that lead to its sender's address through this tunnel.
     pub fn may_bring(
         &mut self,
         key: Key,

@@ -32,14 +32,15 @@ struct Path {
     learned: Option<(usize, u64)>,
 }
 
-/// The paths to all other ends.
+/// The paths to the other ends of all tunnels, with the maximum length of datagrams on each path.
 #[derive(Default)]
 pub struct Paths {
     paths: HashMap<IpAddr, Path>,
 }
 
 impl Paths {
-    /// Returns the length of the longest datagram payload that fits the path to `to`.
+    /// Returns the length in bytes of the longest datagram payload that fits the path to `to`. `now` is in
+    /// milliseconds.
     pub fn room(&mut self, to: IpAddr, now: u64) -> usize {
         self.mtu(to, now) - if to.is_ipv4() { 28 } else { 48 }
     }
@@ -60,7 +61,7 @@ impl Paths {
         path.learned.map_or(path.route.0, |(mtu, _)| mtu.min(path.route.0))
     }
 
-    /// Asks the kernel for the route when the path to this address is used next.
+    /// Makes the next call of [`Self::room`] for this address ask the kernel for the route again.
     pub fn recheck(&mut self, to: IpAddr) {
         if let Some(path) = self.paths.get_mut(&to) {
             path.route.1 = 0;

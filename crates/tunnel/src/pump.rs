@@ -55,8 +55,8 @@ pub struct Counts {
     pub sealed: AtomicU64,
     /// Number of bytes of packets that were opened.
     pub opened: AtomicU64,
-    /// Number of packets from the device that could not be sealed, or whose tunnel was not open when they came. Some
-    /// packets wait for their tunnel to open, and are sent then.
+    /// Number of packets from the device that could not be sealed, or whose tunnel was not open when they came. The
+    /// number includes packets that wait for their tunnel to open and are sent later.
     pub not_sealed: AtomicU64,
     /// Number of packets from the device that are too long for the path.
     pub too_long: AtomicU64,
@@ -118,7 +118,8 @@ impl<E: End + 'static> Pump<E> {
     ///
     /// # Errors
     ///
-    /// Fails if a thread can't be started, or if there are more queues than lanes.
+    /// Fails if a thread or an event descriptor can't be made, if there is no queue or there are more queues than
+    /// lanes, or if the number of sockets is neither 1 nor the number of queues.
     pub fn start(device: Vec<Device>, sockets: Vec<Socket>, end: E) -> Result<Self> {
         let (queues, receivers) = (device.len(), sockets.len());
         ensure!((1..=QUEUES_MAX).contains(&queues), "a tunnel's device has 1 to {QUEUES_MAX} queues, not {queues}");
@@ -216,7 +217,7 @@ impl<E> Drop for Pump<E> {
     }
 }
 
-/// Reads the clocks.
+/// Returns the current time on the two clocks of [`Times`].
 pub fn times() -> Times {
     let read = |id| clock_gettime(id).map(Duration::from).unwrap_or_default();
     (read(ClockId::CLOCK_BOOTTIME).as_millis() as Millis, read(ClockId::CLOCK_REALTIME).as_secs() as u32)

@@ -46,10 +46,10 @@ const SCOPE_HOST: u8 = 254;
 const UNICAST: u8 = 1;
 const LOCAL: u8 = 2;
 const BLACKHOLE: u8 = 6;
-/// Metrics of the route to the device, and of the unreachable route that takes over when the device no longer exists.
+/// Metrics of the route to the device, and of the blackhole route that takes over when the device no longer exists.
 const METRICS: (u32, u32) = (1, u32::MAX);
 
-/// Adds an address, without a network, to the device with this index.
+/// Adds a single address (/32 or /128) to the device with this index.
 ///
 /// # Errors
 ///
@@ -150,8 +150,8 @@ pub fn add_route(network: &IpNet, index: u32) -> Result<()> {
     route(network, UNICAST, METRICS.0, Some(index))
 }
 
-/// Adds a route that makes a network unreachable unless a better route exists. The route stays when this process ends,
-/// so that no packet to the network leaves through another interface.
+/// Adds a blackhole route with the worst metric: packets to the network are dropped unless another route exists. The
+/// route stays when this process ends, so that no packet to the network leaves through another interface.
 ///
 /// # Errors
 ///
@@ -173,7 +173,8 @@ fn route(network: &IpNet, kind: u8, metric: u32, device: Option<u32>) -> Result<
     request(RTM_NEWROUTE, MAKE, &body).with_context(|| format!("cannot route {network} to the tunnel's device"))
 }
 
-/// Returns the MTU of the route to an address. If the route has no MTU, returns the MTU of the route's device.
+/// Returns the MTU of the route to an address, or the MTU of the route's device if it is smaller or the route has no
+/// MTU.
 ///
 /// # Errors
 /// Fails if there is no route, or if the kernel's answer has no device.

@@ -100,8 +100,8 @@ fn program(seed: u32) -> Vec<u64> {
 }
 
 /// Loads the program. `seed` determines which flows share a queue. `seed` must be secret: otherwise an attacker could
-/// easily find ports whose flows share a queue with the flows of others. But the program's hash is not a keyed hash. An
-/// attacker who learns from delays which flows share a queue can find such ports.
+/// easily find ports whose flows share a queue with the flows of others. Even then, an attacker who learns from delays
+/// which flows share a queue can find such ports, because the program's hash is not a keyed hash.
 ///
 /// # Errors
 ///

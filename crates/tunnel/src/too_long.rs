@@ -14,9 +14,10 @@ const ERRORS: [u8; 5] = [3, 4, 5, 11, 12];
 /// Maximum lengths of ICMP errors over IPv4 and over IPv6, with the IP header (RFC 1812 §4.3.2.3, RFC 4443 §2.4).
 const LONGEST: (usize, usize) = (576, 1280);
 
-/// Returns the length up to which the tunnel has to carry a packet, even if the path's datagrams are too short for it.
-/// Nobody may ask the sender of an IPv6 packet of 1280 bytes for a shorter one (RFC 8200 §5). If the agent added a
-/// token to a datagram, the sender knows nothing of the token and can't make the datagram shorter.
+/// Returns the length in bytes up to which the tunnel has to carry a packet, even if the path's datagrams are too short
+/// for it: 576, or 1280 for IPv6 and for a UDP datagram with a token. Nobody may ask the sender of an IPv6 packet of
+/// 1280 bytes for a shorter one (RFC 8200 §5). If the agent added a token to a datagram, the sender knows nothing of
+/// the token and can't make the datagram shorter.
 pub fn carried(packet: &[u8], layout: &Layout) -> usize {
     let has_token = || {
         let block = packet.last_chunk::<BLOCK_LEN>();

@@ -4,9 +4,9 @@ use crate::line::{Head, Line};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A value behind a lock that threads get in the order of their arrival. The threads of the queues lock the value for
-/// every frame. With an ordinary lock, such a thread would take the lock again before a waiting thread has woken up.
-/// The waiting thread would then wait as long as there is traffic.
+/// A value behind a lock for which no thread waits long, although the threads of the queues lock the value for every
+/// frame. With an ordinary lock, a queue's thread would take the lock again before a waiting thread has woken up. The
+/// waiting thread would then wait as long as there is traffic.
 pub struct Turns<E> {
     value: Mutex<E>,
     /// Held by the thread that is next to lock `value`.
@@ -35,8 +35,8 @@ impl<E> Turns<E> {
         self.value.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks the value in a thread of a queue. Waits for at most about half a millisecond and one frame of each other
-    /// queue.
+    /// Locks the value in a thread of a queue. For each other queue, waits for at most about half a millisecond and one
+    /// frame.
     pub fn lock_in_queue(&self) -> Turn<'_, E> {
         let queues = self.queues.enter();
         Turn { value: self.lock(), _queues: queues }
@@ -70,8 +70,8 @@ impl<'t, E> Access<'t, E> {
         Self { turns, turn: None, keeps: false }
     }
 
-    /// Makes the access hold the lock until it is dropped. If the value is not locked now, this begins with the next
-    /// [`Self::get`].
+    /// Makes the access keep the lock until the access is dropped. An access that does not hold the lock now takes it
+    /// at the next [`Self::get`], and keeps it from then on.
     pub fn keep(&mut self) {
         self.keeps = true;
     }

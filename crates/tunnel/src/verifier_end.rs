@@ -86,7 +86,7 @@ struct Admitted {
 }
 
 impl<K: Knowledge> VerifierEnd<K> {
-    /// Creates the ends for a service at this address. Clients have the inside addresses of this table.
+    /// Creates the ends for a service at this address. Clients get their inside addresses from the table `inside`.
     pub fn new(knowledge: K, service: SocketAddr, inside: Arc<Mutex<Inside>>, limits: Limits) -> Self {
         Self {
             responder: Responder::new(limits, (Suites::ALL, seal::suites::helped())),

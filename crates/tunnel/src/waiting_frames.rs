@@ -44,8 +44,9 @@ impl WaitingFrames {
         true
     }
 
-    /// Removes and returns a frame whose tunnel accepts it. `takes` gets a tunnel and a frame's length, and returns
-    /// whether the tunnel accepts a frame of this length. Of each tunnel, only the first frame is considered.
+    /// Removes and returns a frame whose tunnel accepts it. `takes` gets a tunnel and the length of the longest packet
+    /// in a frame, and returns whether the tunnel accepts the frame. Of a tunnel's frames, returns the oldest one that
+    /// the tunnel accepts.
     pub fn take(&mut self, takes: impl Fn(&Key, usize) -> bool) -> Option<Vec<u8>> {
         let is_taken = |(key, queue): (&Key, &Queue)| {
             Some((*key, queue.frames.iter().position(|frame| takes(key, frame.length))?))

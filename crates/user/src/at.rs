@@ -62,7 +62,7 @@ impl Using {
     ///
     /// # Errors
     ///
-    /// Fails if the user has no home folder.
+    /// Fails if `--session-dir` is not given and [`reach::default_dir`] fails.
     pub fn places(&self) -> Result<Places> {
         Ok(Places { socket: (!self.own.own).then(|| self.socket.clone()), dir: dir(self.own.session_dir.as_ref())? })
     }
@@ -103,7 +103,8 @@ impl At {
         self.agent_only = true;
     }
 
-    /// Makes a call to the agent or, if none runs, to the user's own session.
+    /// Makes a call to the agent. If no agent runs, or with `--own`, the user's own session answers, except if the
+    /// command needs an agent.
     ///
     /// # Errors
     ///

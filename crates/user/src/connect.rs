@@ -30,11 +30,12 @@ pub struct ConnectArguments {
     wait: u64,
 }
 
-/// Runs the command `vouchsafe connect`.
+/// Runs the command `vouchsafe connect`. Returns exit code 1 if the user is not logged in, or if the policy denies the
+/// grant.
 ///
 /// # Errors
 ///
-/// Fails if the session can't be opened, the connection can't be made, or it breaks.
+/// Fails if the session can't be opened, or if the connection can't be made or breaks.
 pub fn run(arguments: &ConnectArguments) -> Result<ExitCode> {
     let connected = Session::open(&arguments.using.places()?).and_then(|session| {
         session.consent();

@@ -57,8 +57,8 @@ pub enum ReachCommand {
     Proxy(proxy::ProxyArguments),
 }
 
-/// Runs a command on a thread that may block. Returns exit code 1 if the answer is no; for `vouchsafe run`, returns the
-/// exit code of the command that it runs.
+/// Runs a command in the calling thread, which must be allowed to block. Returns exit code 1 if the answer is no; for
+/// `vouchsafe run`, returns the exit code of the command that it runs.
 ///
 /// # Errors
 ///

@@ -43,11 +43,12 @@ pub struct ProxyArguments {
     wait: u64,
 }
 
-/// Runs the proxy until its process is ended.
+/// Runs the proxy until its process is ended. Returns exit code 1 if the user is not logged in.
 ///
 /// # Errors
 ///
-/// Fails if the session can't be opened, or the proxy can't listen on the address.
+/// Fails if the session can't be opened, if the address of `--listen` is not a loopback address, or if the proxy can't
+/// listen on it.
 pub fn run(arguments: &ProxyArguments) -> Result<ExitCode> {
     ensure!(
         arguments.listen.ip().is_loopback(),

@@ -57,11 +57,13 @@ struct Settings {
     wait: Duration,
 }
 
-/// Runs the command and returns its exit code. This process must have only one thread.
+/// Runs the command and returns its exit code. If the user is logged in at the agent, the command replaces this
+/// process. Returns 1 if the user is not logged in, 126 or 127 if the command can't be executed, and 2 if it can't be
+/// supervised. This process must have only one thread.
 ///
 /// # Errors
 ///
-/// Fails if the session can't be opened, or if the command can't be started.
+/// Fails if the session can't be opened, if the agent refuses the treatment, or if the supervisor can't be started.
 pub fn run(arguments: &RunArguments) -> Result<ExitCode> {
     let session = match Session::open(&arguments.using.places()?) {
         Ok(session) => session,

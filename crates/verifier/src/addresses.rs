@@ -26,7 +26,7 @@ const SKEW: u64 = engine::verifier::CLOCK_SKEW_MAX as u64;
 pub const UNKNOWN_MAX: usize = 1024;
 
 /// Returns all addresses in these networks that hosts can have, IPv4 first. If a network consists of a single address,
-/// returns this address.
+/// the result includes this address.
 ///
 /// # Errors
 ///
@@ -114,8 +114,9 @@ impl Addresses {
         Ok(Self { tables, people, past, _listener: Listener::start("addresses", ring)? })
     }
 
-    /// Records another gateway's report that a grant belongs to `person`. Does nothing if the grant's owner is already
-    /// recorded. Returns the number that stands for the person in the kernel's tables.
+    /// Records another gateway's report that a grant belongs to `person` and ends at `expires` (Unix seconds). Does
+    /// nothing if the grant's owner is already recorded. Returns the number that stands for the person in the kernel's
+    /// tables.
     ///
     /// # Errors
     ///
@@ -125,7 +126,7 @@ impl Addresses {
         self.tables
             .bearers
             .insert(&handle, &Bearer { person: number, expires })
-            .context("cannot record the owner of a grant for its inside address")?;
+            .context("cannot record the owner of a grant, who therefore gets no inside address")?;
         Ok(number)
     }
 
@@ -148,7 +149,7 @@ impl Addresses {
         self.tables
             .bearers
             .set(&owner.handle, &Bearer { person: number, expires })
-            .context("cannot record the owner of a grant for its inside address")
+            .context("cannot record the owner of a grant, who therefore gets no inside address")
     }
 
     fn number(&self, person: &str) -> Result<u32> {

@@ -17,7 +17,7 @@ pub struct Socket {
     pub peer: SocketAddr,
 }
 
-/// Returns the established TCP sockets of this network namespace.
+/// Returns the TCP sockets of this network namespace whose connection is established or being closed.
 ///
 /// # Errors
 ///
@@ -29,7 +29,8 @@ pub fn sockets() -> std::io::Result<Vec<Socket>> {
     Ok(four.lines().chain(six.lines()).filter_map(socket).collect())
 }
 
-/// Parses one line of `/proc/net/tcp` or `tcp6`; returns `None` if its connection is not established.
+/// Parses one line of `/proc/net/tcp` or `tcp6`; returns `None` if its connection is neither established nor being
+/// closed.
 pub fn socket(line: &str) -> Option<Socket> {
     let mut fields = line.split_whitespace().skip(1);
     let (local, peer, state) = (fields.next()?, fields.next()?, fields.next()?);

@@ -226,7 +226,11 @@ fn further(directory: &Directory) -> Result<Vec<daemon::Organisation>> {
             );
         }
         let Some(stored) = stored else {
-            tracing::warn!(organisation = name, "ignoring the organisation: {} holds no enrolment", file.display());
+            tracing::warn!(
+                organisation = name,
+                "ignoring the organisation: {} holds no enrolment; run `vouchsafe verifier enrol --organisation NAME`",
+                file.display()
+            );
             continue;
         };
         if networks.is_empty() {

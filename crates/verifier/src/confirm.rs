@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 /// waits until the authority's timeout.
 const QUEUE: usize = LIVE_FLOWS_MAX;
 
-/// Sends confirmations to the authority, in a separate task.
+/// Confirms to the authority, in a separate task, that its announcements of grants have arrived at this verifier.
 pub struct Confirmer {
     confirms: Confirm,
     handles: Sender<u64>,

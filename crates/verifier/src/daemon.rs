@@ -61,7 +61,8 @@ pub struct Start {
     pub trial: Option<Duration>,
 }
 
-/// Runs the daemon until a signal arrives, a client requests [`control::Request::Detach`], or a trial ends.
+/// Runs the daemon until a signal arrives, a client requests [`control::Request::Detach`], or a trial ends without
+/// confirmation.
 pub async fn run(start: Start) -> Result<ExitCode> {
     let Start { directory, instance, socket, mut settings, enrolment, organisations, trial } = start;
     let several = !organisations.is_empty();

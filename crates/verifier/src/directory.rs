@@ -68,7 +68,8 @@ impl Directory {
     }
 
     /// Enrols at the authority of another organisation. `self` is the directory of this organisation, which
-    /// [`Self::organisation`] returns.
+    /// [`Self::organisation`] returns. `at` contains the parameters of [`Self::enrol`]. The authority may speak only
+    /// for `services` in `networks`; if `services` is empty, for all services there.
     ///
     /// # Errors
     ///
@@ -101,7 +102,8 @@ impl Directory {
     ///
     /// # Errors
     ///
-    /// Fails if the folder can't be read, or if it contains something other than directories of organisations.
+    /// Fails if the folder `organisations` can't be read, or if it contains a file or directory whose name no
+    /// organisation can have.
     pub fn organisations(&self) -> Result<Vec<String>> {
         let folder = Folder::at(self.0.file(ORGANISATIONS));
         if !folder.path().exists() {

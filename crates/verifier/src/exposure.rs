@@ -18,17 +18,19 @@ const OF_HOSTS: [&str; 7] =
 const OF_GATEWAYS: [&str; 6] =
     ["0.0.0.0/32", "127.0.0.0/8", "224.0.0.0/24", "255.255.255.255/32", "ff01::/16", "ff02::/16"];
 
-/// The services that this host protects at addresses that no receiver names, and the networks of these addresses.
+/// The services that this host protects at all of its addresses, not only at those that receivers name, and the
+/// networks of these addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Extension {
-    /// The services that are protected at addresses that no receiver names.
+    /// The services that are protected in all of `networks`.
     pub services: Vec<Service>,
-    /// The networks of the addresses that no receiver names.
+    /// The networks of the host's addresses, and networks such as those of multicast, to which every host listens.
     pub networks: Vec<IpNet>,
 }
 
-/// Returns the extension of protection for a host with the addresses `local`: the services that `receivers` name, and
-/// the networks of those addresses that `receivers` do not name.
+/// Returns the extension of protection for a host with the addresses `local`. Its services are the services of TCP and
+/// UDP in `receivers`, except those that span all ports. On a gateway, only receivers that contain one of the gateway's
+/// addresses count. If no service is left, the extension is empty.
 pub fn extension(receivers: &[Receiver], local: &Local, is_gateway: bool) -> Extension {
     let is_own = |receiver: &&Receiver| {
         let own = local.own.iter().filter(|(address, _)| !address.is_loopback());

@@ -217,8 +217,8 @@ impl Kernel {
     }
 
     /// Adds established connections to protected ports to the table of flows, if the table lacks them. Leaves out
-    /// connections to optional receivers, which need no flow, and connections for which `is_known` is true. Returns the
-    /// number of adopted connections.
+    /// connections to optional receivers, which need no flow, connections whose segments travel as datagrams, and
+    /// connections for which `is_known` is true. Returns the number of adopted connections.
     pub fn adopt(&self, is_known: impl Fn(&FlowKey) -> bool) -> Result<usize> {
         let sockets = adoption::sockets().context("cannot list this host's sockets")?;
         let now = now() as u32;

@@ -40,7 +40,10 @@ pub fn name(text: &str) -> Result<String, String> {
     if text.len() <= 64 && first && text.chars().all(fine) && text != DEFAULT {
         Ok(text.to_owned())
     } else {
-        Err(format!("1 to 64 lower-case letters, digits, `.`, `-` or `_`, and not {DEFAULT:?}"))
+        Err(format!(
+            "a name has 1 to 64 lower-case letters, digits, `.`, `-` or `_`, begins with a letter or digit, and is not \
+             {DEFAULT:?}"
+        ))
     }
 }
 
@@ -160,7 +163,8 @@ impl Chain {
     /// # Errors
     ///
     /// Fails if there are more receivers than the organisation's share of the tables, or more separate port ranges at
-    /// an address than its share of the address's entry. The receivers that were accepted before then stay in force.
+    /// an address than its share of the address's entry. In both cases, the receivers that were accepted earlier stay
+    /// in force.
     pub fn claim(&self, number: usize, receivers: Vec<Receiver>) -> Result<Vec<Receiver>> {
         let Organisation { name, limits } = &self.organisations[number];
         let (accepted, beyond): (Vec<_>, Vec<_>) = receivers.into_iter().partition(|one| limits.accept(one));
@@ -288,7 +292,8 @@ impl Chain {
     }
 
     /// Waits until an organisation other than the first has sent its first receivers. For later changes, ask
-    /// [`Self::take_changes`] from time to time: so an authority can't occupy the first organisation's task.
+    /// [`Self::take_changes`] from time to time. This way, an authority that often changes its receivers can't keep the
+    /// first organisation's task busy.
     pub async fn changed(&self) {
         self.changed.notified().await;
     }

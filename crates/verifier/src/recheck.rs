@@ -16,7 +16,7 @@ const PER_CALL: usize = 2048;
 /// Grants whose flows are to be cut, and the error if the authority did not answer for all handles.
 type Answer = (Vec<RevokedGrant>, Option<Error>);
 
-/// Asks the authority on demand and retries after failures.
+/// Asks the authority, on demand, which grants' flows have to be cut, and asks again after failures.
 pub struct Recheck {
     shared: Arc<Shared>,
     authority: client::Authority,
@@ -54,7 +54,8 @@ impl Recheck {
         }
     }
 
-    /// Returns the number of answers that have to come until everything that was wanted so far is rechecked.
+    /// Returns the number of answers that the authority still has to give for all calls of [`Self::want`] so far: 0, 1
+    /// or 2.
     pub const fn outstanding(&self) -> u8 {
         match (&self.asking, self.retry) {
             (Some(_), _) if self.again => 2,

@@ -89,7 +89,7 @@ pub async fn serve(listeners: Listeners, shared: Arc<Shared>) {
     while tasks.join_next().await.is_some() {}
 }
 
-/// Raises the process's limit on open files to the system's maximum, because each relayed connection needs two files.
+/// Raises the process's soft limit on open files to its hard limit, because each relayed connection needs two files.
 pub fn make_room() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(soft, hard)| setrlimit(Resource::RLIMIT_NOFILE, soft.max(hard), hard));

@@ -23,8 +23,8 @@ pub const DEVICE: &str = "vs-sealed";
 /// Longest packet in a tunnel: what fits a path of 1500 bytes over IPv6.
 const MTU: u32 = 1420;
 
-/// The running service. Dropping it removes the device. The routes that discard packets to the inside addresses remain:
-/// they keep these packets from leaving through another interface.
+/// The running service of sealed tunnels. Dropping it removes the device [`DEVICE`]. The routes that discard packets to
+/// the inside addresses remain: they keep these packets from leaving through another interface.
 pub struct Sealed {
     tunnels: Vec<SocketAddr>,
     pump: Arc<Pump<VerifierEnd<TunnelKnowledge>>>,
@@ -43,8 +43,9 @@ impl Sealed {
     ///
     /// # Errors
     ///
-    /// Fails if `networks`, the inside addresses in the settings, is empty. Also fails if the kernel does not create
-    /// the socket, the device or its routes, or does not load and attach the device's program.
+    /// Fails if `networks`, the inside addresses in the settings, is empty, or if the addresses in `tunnels` have
+    /// different ports. Also fails if the kernel does not create the sockets, the device or its routes, or does not
+    /// load and attach the device's program.
     pub fn start(
         shared: &Arc<Shared>,
         tunnels: &[SocketAddr],
@@ -98,8 +99,8 @@ impl Sealed {
         &self.tunnels
     }
 
-    /// Reports whether the tunnels' thread runs. If the thread has ended, its device is gone, and the kernel drops the
-    /// packets for the device.
+    /// Reports whether the tunnels' threads run. If one of them has ended, the others end, too, the device is gone, and
+    /// the kernel drops the packets for it.
     pub fn is_running(&self) -> bool {
         self.pump.is_running()
     }

@@ -37,7 +37,8 @@ pub struct Flags {
     /// tc [default: auto]
     #[arg(long, value_name = "auto|xdp|tc", env = "VOUCHSAFE_HOOK", value_parser = hook)]
     pub hook: Option<Choice>,
-    /// Shadow mode: count and log the packets that would be dropped, but drop none
+    /// Shadow mode: count and log the packets that would be dropped, but let them pass (with few exceptions, such as
+    /// packets in sealed tunnels)
     #[arg(long, env = "VOUCHSAFE_OBSERVE", value_parser = FalseyValueParser::new())]
     pub observe: bool,
     /// Protect ports only at the addresses that the policy names, and not at this host's other addresses
@@ -96,7 +97,8 @@ pub struct Flags {
     /// Time after which a UDP flow that a client opened needs another token; agents send one every 15 s [default: 60s]
     #[arg(long, value_name = "TIME", env = "VOUCHSAFE_UDP_RENEWAL", value_parser = renewal)]
     pub udp_renewal: Option<u32>,
-    /// Idle time after which a TCP flow that its client has closed is forgotten [default: 30s]
+    /// Idle time after which a TCP flow is forgotten if its client has closed it, or has not opened it completely yet
+    /// [default: 30s]
     #[arg(long, value_name = "TIME", env = "VOUCHSAFE_CLOSING_IDLE", value_parser = idle)]
     pub closing_idle: Option<u32>,
     /// Maximum number of dropped packets that are reported, per core and second; all dropped packets are counted
@@ -194,7 +196,8 @@ pub struct Settings {
     pub interfaces: Vec<String>,
     /// The setting for the hook at which packets are checked.
     pub hook: Choice,
-    /// Whether to only observe and drop nothing.
+    /// Whether to only observe: to let refused packets pass, except packets in sealed tunnels, and those of wire.md
+    /// §4.6.3 and §4.8.3.
     pub observe: bool,
     /// Whether to protect ports only at the addresses that the policy names.
     pub only_named: bool,
@@ -220,7 +223,7 @@ pub struct Settings {
     pub pool: Vec<IpNet>,
     /// Networks of inside addresses for clients in sealed tunnels.
     pub tunnel_pool: Vec<IpNet>,
-    /// Number of queues of sealed tunnels; `None` for the usual number.
+    /// Number of queues of sealed tunnels; `None` for half the number of processors, but at least 1 and at most 8.
     pub tunnel_queues: Option<u32>,
     /// The mark of admitted packets; `None` if packets are dropped rather than marked.
     pub mark: Option<Mark>,
@@ -228,9 +231,8 @@ pub struct Settings {
     pub peers: Vec<String>,
     /// Address at which this gateway listens for the other gateways of this verifier; `None` if it does not listen.
     pub peer_listen: Option<SocketAddr>,
-    /// If `None`, the verifier protects only the addresses and services that the policy names. Otherwise, it protects
-    /// every service at every address outside these networks; in these networks, it protects only the services that the
-    /// policy names.
+    /// If `None`, the verifier protects only services that the policy names. Otherwise, it protects every service at
+    /// every address outside these networks; in these networks, it protects only the services that the policy names.
     pub everything_but: Option<Vec<IpNet>>,
     /// Settings for checking proofs; `None` if proofs are not checked.
     pub proofs: Option<ProofsSettings>,

@@ -306,7 +306,8 @@ impl Shared {
         view::Verdict { text, ..verdict }
     }
 
-    /// Reports whether the verifier only observes, and so drops no packet.
+    /// Reports whether the verifier only observes. It then lets refused packets pass, except packets in sealed tunnels,
+    /// and those of wire.md §4.6.3 and §4.8.3.
     pub fn observes(&self) -> bool {
         self.observe
     }

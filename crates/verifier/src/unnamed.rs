@@ -12,7 +12,7 @@ const ROOM: usize = 1024;
 /// Time after which the authority may be asked about the same grant again.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Handles of grants that wait for the authority's answer.
+/// Handles of grants whose owners the authority has yet to name.
 pub struct Unnamed {
     queue: Mutex<Queue>,
     arrived: Notify,
@@ -49,7 +49,7 @@ impl Unnamed {
         }
     }
 
-    /// Waits for a grant, and removes and returns it. The grant belongs to the account whose turn it is.
+    /// Waits until there is a grant, and removes and returns its handle. Accounts with waiting grants take turns.
     pub async fn take(&self) -> u64 {
         loop {
             if let Some(handle) = self.try_take() {

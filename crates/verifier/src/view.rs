@@ -125,7 +125,7 @@ pub struct Drop {
     pub handle: Option<String>,
     /// The interface on which the packet arrived.
     pub interface: String,
-    /// Length of the packet in bytes.
+    /// Length of the packet's frame in bytes, at most 65 535.
     pub length: u16,
     /// Whether the packet passed because the verifier only observes.
     pub observed: bool,
@@ -165,7 +165,8 @@ pub struct Drops {
     pub tunnel: Vec<Counter>,
     /// Number of dropped packets that were counted, but for which there is no sample.
     pub samples_lost: u64,
-    /// Whether the verifier only observes: packets that it would drop pass.
+    /// Whether the verifier only observes: packets that it would drop pass, with few exceptions. For each of `samples`,
+    /// [`Drop::observed`] says whether the packet passed.
     pub observing: bool,
     /// The latest drops, oldest first.
     pub samples: Vec<Drop>,
@@ -178,7 +179,8 @@ pub struct Interface {
     pub name: String,
     /// The hook at which packets are checked: `xdp` or `tc`.
     pub hook: String,
-    /// How the program is attached: `native`, `generic` or `offloaded` at XDP, `tcx` or `clsact` at tc.
+    /// How the program is attached: `native`, `generic` or `offloaded` at XDP, `tcx` or `clsact` at tc. `af_xdp` if a
+    /// thread, not a program, checks proofs here.
     pub mode: String,
     /// Reason why this hook is used.
     pub why: String,
@@ -206,7 +208,7 @@ pub struct Table {
     pub used: Option<u64>,
     /// Maximum number of entries.
     pub max: u64,
-    /// Size of an entry in bytes.
+    /// Size of an entry in bytes; 0 if the entries are part of another table.
     pub bytes: u64,
 }
 
@@ -219,13 +221,13 @@ pub struct Protected {
     pub services: Vec<Service>,
 }
 
-/// The services that are protected at addresses of this host that no receiver names, and the networks of these
-/// addresses.
+/// The services that are protected at all addresses of this host, not only at those that receivers name, and the
+/// networks of these addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extended {
-    /// The services that are protected at addresses that no receiver names.
+    /// The services that are protected in all of `networks`.
     pub services: Vec<Service>,
-    /// The networks of the addresses that no receiver names.
+    /// The networks of this host's addresses, and networks such as those of multicast, to which every host listens.
     pub networks: Vec<String>,
     /// Whether there were more services than the entry of one address can hold. If so, the ports between these services
     /// are protected, too.
@@ -261,7 +263,7 @@ pub struct Peer {
     /// or for their inside addresses.
     pub refused: u64,
     /// Time in microseconds from a flow's first packet at this gateway until packets of the flow pass at the peer, too:
-    /// the median of the latest flows.
+    /// the median of the latest flows. `None` if no flow has begun yet.
     pub gap_us: Option<u64>,
     /// Like `gap_us`, but the maximum of the latest flows instead of the median.
     pub gap_max_us: Option<u64>,
@@ -293,7 +295,8 @@ pub struct Organisation {
     pub loaded: bool,
     /// Whether the authority's events arrive at present.
     pub connected: bool,
-    /// The last error of the connection to the authority; `None` once the connection works again.
+    /// The last error of the connection to the authority, until the connection works again. If `loaded` is false: the
+    /// reason why the kernel programs are not loaded.
     pub trouble: Option<String>,
     /// Time when configuration and keys were last read from the authority.
     pub read: Option<u64>,
@@ -363,7 +366,7 @@ pub struct Status {
     /// The optional receivers: services that everybody may reach.
     #[serde(default)]
     pub optional: Vec<Optional>,
-    /// The services that are protected at addresses of this host that no receiver names.
+    /// The services that are protected at all addresses of this host, not only at those that receivers name.
     pub extended: Extended,
     /// Sockets of this host that packets reach without being checked.
     pub outside: Vec<Outside>,
@@ -426,7 +429,8 @@ pub struct Check {
 pub struct Verdict {
     /// Whether the packet would pass.
     pub passes: bool,
-    /// Name of the outcome: `not_ours`, `flow`, `token`, `consumed`, `icmp_error`, or the drop reason's name.
+    /// Name of the outcome: `not_ours`, `flow`, `token`, `consumed`, `icmp_error`, `stranger`, or the drop reason's
+    /// name.
     pub outcome: String,
     /// The checks in the order in which they were made. The last one decided.
     pub checks: Vec<Check>,

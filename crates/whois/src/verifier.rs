@@ -47,11 +47,11 @@ impl Connection {
 /// The misconduct of a person, in a complaint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Misconduct {
-    /// A login failed. The verifier takes off 5 points by default.
+    /// A login failed. The complaint lowers the score by 5 points by default.
     FailedLogin,
-    /// The person sent too many requests. The verifier takes off 10 points by default.
+    /// The person sent too many requests. The complaint lowers the score by 10 points by default.
     Flood,
-    /// The person abused the service. The verifier takes off 20 points by default.
+    /// The person abused the service. The complaint lowers the score by 20 points by default.
     Abuse,
 }
 
@@ -109,8 +109,9 @@ impl Verifier {
     ///
     /// # Errors
     ///
-    /// Fails as `docs/identity.md` says. A complaint that failed with [`Error::Unreachable`], or with status 504, may
-    /// have been counted nevertheless: do not repeat it.
+    /// Fails if the verifier does not answer, or if the verifier or the authority refuses the complaint;
+    /// `docs/identity.md` lists the statuses. A complaint that failed with [`Error::Unreachable`], or with status 504,
+    /// may have been counted nevertheless: do not repeat it.
     pub fn complain(&self, connection: &Connection, about: Misconduct, points: Option<u32>) -> Result<u32, Error> {
         let mut fields = format!("X-Vouchsafe-About: {}\r\nContent-Length: 0\r\n", about.name());
         if let Some(points) = points {

@@ -11,7 +11,7 @@ use ring::hmac;
 use sha2::Sha256;
 use zeroize::Zeroizing;
 
-/// Length of the tag in bytes.
+/// Length of the tag of a segment for answers, in bytes.
 pub const TAG_LEN: usize = MAC_LEN;
 /// First byte of a control message that contains a segment for answers (wire.md §8.15.2).
 pub const MESSAGE_KIND: u8 = 1;
@@ -22,9 +22,9 @@ pub const PROBE_ANSWER: u8 = 3;
 
 const KEY_SALT: &[u8] = b"vouchsafe answers key v1";
 
-/// Computes the tag of a segment for answers: its network, its addresses, its Geneve option from the option's class on,
-/// and the hops of its path if the path is fixed. `key` is the key of the endpoint that gets the segment, for the
-/// epoch that the segment states. Returns `None` if the cryptographic library fails.
+/// Computes the tag of a segment for answers. The tag covers the segment's network and addresses, its Geneve option
+/// from the option's class on, and the hops of its path if the path is fixed. `key` is the key of the endpoint that
+/// gets the segment, for the epoch that the segment states. Returns `None` if the cryptographic library fails.
 pub fn tag(key: &ProofKey, vni: Vni, ends: &Ends, option: &[u8], hops: &[[u8; 16]]) -> Option<[u8; TAG_LEN]> {
     let mut bytes = Zeroizing::new([0; 32]);
     Hkdf::<Sha256>::new(Some(KEY_SALT), key.bytes()).expand(&[], &mut *bytes).ok()?;

@@ -13,9 +13,9 @@ use grant::GrantQuestion;
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
-/// Length of a request in bytes.
+/// Length of a request to the authority, in bytes.
 pub const REQUEST_LEN: usize = 256;
-/// Length of an answer in bytes.
+/// Length of the authority's answer to a request, in bytes.
 pub const ANSWER_LEN: usize = 252;
 const _: () = assert!(ANSWER_LEN <= REQUEST_LEN, "an answer to a forged source address is no longer than the request");
 /// Length of a question, the sealed part of a request, in bytes.
@@ -28,7 +28,7 @@ pub const NAME_MAX: usize = 64;
 pub const OPTION_MAX: usize = 4 + 16 + 16 + 16 * PROOFS_MAX as usize;
 /// Maximum total length of the option, the hops and the segment for the answers in one reply, in bytes.
 pub const GIVEN_MAX: usize = REPLY_LEN - GIVEN_HEAD_LEN;
-/// Maximum number of a path (wire.md §8.16). The first path has the number 0.
+/// The largest number of a path (wire.md §8.16). The first path has the number 0.
 pub const PATH_MAX: u8 = 3;
 /// Maximum length of a refusal's text, in bytes.
 pub const TEXT_MAX: usize = REPLY_LEN - 2;
@@ -47,7 +47,8 @@ pub type Request = [u8; REQUEST_LEN];
 /// An encoded answer to a request.
 pub type Answer = [u8; ANSWER_LEN];
 
-/// The number that identifies a line. It is random and reveals nothing about the line's owner.
+/// The number that identifies a session's line for requests by UDP. It is random and reveals nothing about the line's
+/// owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LineNumber(pub u64);
 
@@ -388,7 +389,8 @@ impl Refusal {
 
 impl<'a> Reply<'a> {
     /// Encodes the reply for sealing. Returns `None` if the option, the hops or the text are too long, if there is no
-    /// room for the segment for the answers, or if there are too many other paths.
+    /// room for the segment for the answers, or if there are too many other paths. Also returns `None` if the length of
+    /// the option or of the segment for the answers is not a multiple of 4 bytes.
     pub fn encode(&self) -> Option<[u8; REPLY_LEN]> {
         let mut bytes = [0; REPLY_LEN];
         match self {

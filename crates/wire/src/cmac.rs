@@ -9,7 +9,7 @@ use aes::cipher::{Block, BlockCipherEncBackend, BlockCipherEncClosure, BlockCiph
 
 const LEN: usize = 16;
 
-/// Computes the MAC of the concatenated parts.
+/// Computes the AES-128-CMAC (RFC 4493) of the concatenated parts.
 pub fn cmac(key: &[u8; LEN], parts: &[&[u8]]) -> [u8; LEN] {
     let mut mac = [0; LEN];
     Aes128::new(key.into()).encrypt_with_backend(Chain { parts, mac: &mut mac });

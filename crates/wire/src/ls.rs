@@ -18,7 +18,7 @@ pub const NAME: &str = "sha224";
 pub const HASH_LEN: usize = 28;
 /// Length in bytes of a pair: a unique id and a nonce1.
 pub const PAIR_LEN: usize = 7;
-/// Length of a token in bytes.
+/// Length of a token of the suite `sha224`, in bytes.
 pub const TOKEN_LEN: usize = 37;
 /// Length of a key transfer in bytes.
 pub const KEY_TRANSFER_LEN: usize = 35;
@@ -121,7 +121,7 @@ impl ClientKey {
     }
 }
 
-/// A token of the scheme of LS.
+/// A token of the suite `sha224`, which implements the LS scheme (wire.md §5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LsToken {
     /// The pair of the client key that made the token.

@@ -118,11 +118,11 @@ pub struct Packet {
     pub destination: Option<IpAddr>,
     /// Number of the transport protocol.
     pub protocol: u8,
-    /// The sender's port; 0 if the protocol has none.
+    /// The sender's port; 0 if the packet contains no port, like an ICMP message or a later fragment.
     pub source_port: u16,
-    /// The receiver's port; 0 if the protocol has none.
+    /// The receiver's port; 0 if the packet contains no port, like an ICMP message or a later fragment.
     pub destination_port: u16,
-    /// Flag bits of the TCP header; 0 for other protocols.
+    /// Flag bits of the TCP header; 0 for other protocols and for fragments.
     pub tcp_flags: u8,
     /// TCP's sequence number.
     pub sequence: u32,
@@ -204,7 +204,8 @@ impl Packet {
         self.protocol == TCP && self.tcp_flags & (tcp_flags::SYN | tcp_flags::ACK) == tcp_flags::SYN
     }
 
-    /// Reports whether this is an ICMP error, which quotes a packet.
+    /// Reports whether this is an ICMP error of type 3, 11 or 12, or an ICMPv6 error of type 1 to 4. These errors quote
+    /// a packet.
     pub fn icmp_error(&self) -> bool {
         match self.protocol {
             ICMP => !self.ipv6() && matches!(self.icmp_type, 3 | 11 | 12),

@@ -12,8 +12,8 @@ use crate::tail::{BLOCK_LEN, TCP_IN_UDP_MAGIC};
 const HEADER_LEN: usize = 20;
 const ETHERNET_LEN: usize = 14;
 
-/// Reports whether a packet has the form for this carrier: it is whole, is not behind a VLAN tag, and has an IP header
-/// without options and extension headers.
+/// Reports whether a packet has the form that the carrier `tcp_in_udp` requires: it is whole, is not behind a VLAN tag,
+/// and has an IP header without options and extension headers.
 pub fn is_plain(packet: &Packet) -> bool {
     let ip = if packet.ipv6() { IPV6_LEN } else { IPV4_LEN };
     packet.form == Form::Whole
@@ -22,7 +22,7 @@ pub fn is_plain(packet: &Packet) -> bool {
         && packet.transport == ETHERNET_LEN + ip
 }
 
-/// Returns the flags of the segment that a datagram carries, if the datagram has the form of a segment.
+/// Returns the flags of the TCP segment that a datagram carries, if the datagram has the form of such a segment.
 pub fn flags(frame: &[u8], packet: &Packet) -> Option<u8> {
     if !is_plain(packet) || packet.protocol != UDP {
         return None;
@@ -42,7 +42,7 @@ pub const fn opens(flags: u8) -> bool {
     flags & (tcp_flags::SYN | tcp_flags::ACK) == tcp_flags::SYN
 }
 
-/// Reports whether a datagram that carries a SYN ends in a block of this carrier.
+/// Reports whether a datagram that carries a SYN ends in a block of the carrier `tcp_in_udp`.
 pub fn ends_in_block(frame: &[u8], packet: &Packet) -> bool {
     if !flags(frame, packet).is_some_and(opens) {
         return false;

@@ -31,7 +31,8 @@ pub enum Message {
 }
 
 impl Message {
-    /// Reports whether a datagram can only be an initiation.
+    /// Reports whether the first byte of a datagram is that of an initiation. The datagram can be `malformed`
+    /// nevertheless.
     pub fn begins_tunnel(datagram: &[u8]) -> bool {
         datagram.first() == Some(&handshake::INITIATION)
     }

@@ -6,7 +6,8 @@ use core::net::IpAddr;
 
 /// Length in bytes of a segment's fixed head, which precedes the authority's address.
 pub const HEAD_LEN: usize = 16;
-/// Maximum number of proofs in a packet. An option has no room for more proofs.
+/// Maximum number of proofs in a packet. If the authority's address is IPv6, a Geneve option has no room for more
+/// proofs.
 pub const PROOFS_MAX: u8 = 5;
 
 /// The number of a virtual network: 24 bits.

@@ -36,7 +36,7 @@ pub mod kind {
 /// Content of the option in the inner header.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Content {
-    /// No data. The option announces that the sender's network supports the scheme.
+    /// No data. With this option, the sender announces that it accepts client keys in band.
     Support,
     /// A client key.
     KeyTransfer([u8; ls::KEY_TRANSFER_LEN]),

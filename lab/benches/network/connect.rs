@@ -23,7 +23,8 @@ const INSTALLATIONS: usize = 5;
 const EARLY_PORTS: std::ops::Range<u16> = 9200..9300;
 /// UDP port of an echo on the authority's host.
 const ECHO: u16 = 7;
-/// Maximum time of a first connect whose grant comes by UDP, in addition to a round trip to the authority and a connect.
+/// Maximum time of a first connect whose grant comes by UDP, in addition to a round trip to the authority and a
+/// connect.
 const COLD_UDP_US: f64 = 200.0;
 /// Number of rounds of connects. With this number, the 99th percentile of each part of the run rests on some twenty
 /// connects. If it rested on three, the yardstick would move by a quarter from part to part.
@@ -93,8 +94,8 @@ struct Cold {
     trip: f64,
 }
 
-/// Measures connects on first contact. A round trip to the authority's host and a connect with the grant in the kernel's
-/// cache follow each of them.
+/// Measures connects on first contact. A round trip to the authority's host and a connect with the grant in the
+/// kernel's cache follow each of them.
 fn cold_in_one_installation() -> Result<Cold> {
     let guarded = Guarded::with_line()?;
     let network = &guarded.network;
@@ -112,7 +113,7 @@ fn cold_in_one_installation() -> Result<Cold> {
     let has_line = poll(PATIENCE, || {
         early.next().is_some_and(|port| connects(&network.alice, port, 1).is_ok()) && by_udp().is_ok_and(|udp| udp > 0)
     });
-    ensure!(has_line, "no grant comes by UDP");
+    ensure!(has_line, "the agent has got no grant by UDP");
     connects(&network.alice, PORT, 5)?;
     round_trips(&network.alice, 5)?;
     let before = by_udp()?;

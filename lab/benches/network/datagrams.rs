@@ -1,5 +1,5 @@
-//! Measures the throughput of a connection whose segments travel as datagrams. The baseline is a path without Vouchsafe whose
-//! ends have no offloads, because datagrams of this kind have none either.
+//! Measures the throughput of a connection whose segments travel as datagrams. The baseline is a path without Vouchsafe
+//! whose ends have no offloads, because datagrams of this kind have none either.
 
 use anyhow::Result;
 use lab::middlebox::Rules;
@@ -11,7 +11,8 @@ use crate::throughput::side_by_side;
 const OPENINGS: usize = 10;
 const OFFLOADS: [&str; 4] = ["tso", "gso", "gro", "tx"];
 
-/// Measures one connection, from the client to the server.
+/// Measures the throughput of one connection by `tcp_in_udp`, against a path without offloads and against one with
+/// offloads. Both paths are without Vouchsafe.
 pub fn measure(figures: &mut Figures) -> Result<()> {
     let [plain, offloading] = [Network::new(Way::Direct)?, Network::new(Way::Direct)?];
     for end in [&plain.alice, &plain.server] {

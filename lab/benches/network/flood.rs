@@ -47,7 +47,10 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
         sent += count;
     }
     let dropped = judged()? - before;
-    ensure!(dropped >= sent / 10 * 9, "the verifier dropped only {dropped} of {sent} forged packets for their tag");
+    ensure!(
+        dropped >= sent / 10 * 9,
+        "of {sent} forged packets, the verifier dropped only {dropped} because of a wrong tag"
+    );
     let beside = Yardstick::new(baseline);
     figures.add("flood.transfer_ratio", "Mbit/s", median(&ours), &beside, Bound::AtLeast(0.85));
     let strangers = guarded.verifier.flows()?.iter().filter(|flow| flow["person"] != "alice").count();

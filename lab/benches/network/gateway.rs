@@ -10,8 +10,9 @@ use crate::throughput::side_by_side;
 
 const OPENINGS: usize = 10;
 
-/// Measures a gateway without inside addresses, and one with them. Both check packets at tc, because the cables are
-/// virtual. The baseline is the same network with a plain router in the place of the gateway.
+/// Measures the throughput of a gateway without inside addresses, and of one with them. Both gateways check packets at
+/// tc, because the cables are virtual. The baseline is the same network with a plain router in the place of the
+/// gateway.
 pub fn measure(figures: &mut Figures) -> Result<()> {
     let plain = Network::behind_gateway(Way::Direct)?;
     let without_pool = Guarded::behind_gateway(&["--hook", "tc"])?;

@@ -29,7 +29,8 @@ who = "group:staff"
 to = "tunnel"
 "#;
 
-/// Measures the time of a connect, and the number of packets that went by another rung.
+/// Measures the time of a connect to a destination with two rungs, and the number of packets that went by the second
+/// rung.
 pub fn measure(figures: &mut Figures) -> Result<()> {
     let without = Guarded::new(&["--hook", "tc"])?;
     let network = Network::new(Way::Direct)?;

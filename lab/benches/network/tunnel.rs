@@ -85,7 +85,8 @@ impl Vxlan {
     }
 }
 
-/// Measures one connection: on all processors, and on a single one, where every nanosecond of extra work shows.
+/// Measures the throughput of one connection through the tunnel: with its ends on two processors, and on a single
+/// processor, where every nanosecond of extra work shows.
 pub fn measure(figures: &mut Figures) -> Result<()> {
     let (ours, vxlan) = (Ours::new()?, Vxlan::new()?);
     let turns = || in_turns(OPENINGS, || Ok((ours.lane()?, vxlan.lane()?)));

@@ -47,7 +47,7 @@ const fn page(name: &'static str, path: &'static str, who: Who) -> Page {
     Page { name, path, who }
 }
 
-/// Every page of the console.
+/// Every page of the console that has an address of its own.
 pub const PAGES: &[Page] = &[
     page("login", "/console/login", Who::Anybody),
     page("overview", "/console", Who::Person),

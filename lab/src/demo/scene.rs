@@ -49,7 +49,7 @@ impl<'t> Scene<'t> {
         println!("\n{}. {what}", self.number);
     }
 
-    /// Shows the network without Vouchsafe: the port is open to everyone.
+    /// Shows the network without Vouchsafe: sshd's port is open to everyone.
     pub fn without(&mut self, network: &Network, services: &Services) -> Result<()> {
         self.step("Without Vouchsafe, for comparison");
         let heard = scan(network, Place::Home)?;
@@ -297,7 +297,7 @@ fn scan(network: &Network, place: Place) -> Result<Vec<String>> {
 fn answers(heard: &[String]) -> String {
     match heard {
         [] => "nothing comes back".to_owned(),
-        [first, ..] => format!("{} answers, one to {first}", heard.len()),
+        [first, ..] => format!("answers to probes: {}, the first to {first}", heard.len()),
     }
 }
 

@@ -112,7 +112,8 @@ impl Agent {
         answer(&mut command)
     }
 
-    /// Tries to log in with a password and these further arguments; returns whether the login succeeded, and its output.
+    /// Tries to log in with a password and these further arguments; returns whether the login succeeded, and its
+    /// output.
     pub fn try_login_with(&self, authority: &Authority, person: &str, arguments: &[&str]) -> Result<(bool, String)> {
         let mut command = self.command("login");
         command.args(["--authority", &authority.url(), "--user", person, "--device", "laptop", "--password-stdin"]);

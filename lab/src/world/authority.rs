@@ -19,7 +19,7 @@ pub const PORT: u16 = 8443;
 /// Password of every account.
 pub const PASSWORD: &str = "correct horse battery";
 
-/// A running authority with the accounts `alice` and `mallory`.
+/// The authority of a scenario. It has the accounts `alice` and `mallory` unless the scenario chooses others.
 pub struct Authority {
     process: Option<Process>,
     net: PathBuf,

@@ -37,8 +37,8 @@ impl Svtep {
         Ok(this)
     }
 
-    /// Starts the daemon, or starts it again after it has ended, and waits until it is connected to the authority and
-    /// has attached all tenants.
+    /// Starts the daemon, or starts it again after it has ended, and waits until it is connected to the authority, and
+    /// every tenant is logged in and attached.
     pub fn run(&mut self) -> Result<()> {
         self.launch()?;
         let mut status = Value::Null;

@@ -59,7 +59,8 @@ impl Verifier {
     }
 
     /// Enrols the verifier at the authority of a further organisation. From its next start on, the verifier follows
-    /// this authority, too.
+    /// this authority, too. `networks` are options of the command: `--network PREFIX` for each network for which this
+    /// authority may speak.
     pub fn enrol_further(&self, name: &str, authority: &Authority, networks: &[&str]) -> Result<()> {
         let code = authority.enrolment_code(ID)?;
         let mut enrol = self.command("enrol");

@@ -22,7 +22,7 @@ const FILES: [(&str, &str); 6] = [
 ];
 const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
 
-/// Makes the package and returns its path.
+/// Makes the Debian package and returns its path.
 pub fn make(job: &Job, source: &Path) -> Result<PathBuf> {
     let packaging = source.join("packaging");
     let tree = Tree::new(job.out.join("deb"))?;
@@ -31,7 +31,7 @@ pub fn make(job: &Job, source: &Path) -> Result<PathBuf> {
         let unit = unit?.path();
         let name = unit.file_name().context("a unit has no name")?.to_string_lossy().into_owned();
         let text = fs::read_to_string(&unit)?;
-        ensure!(text.contains(PROGRAM.0), "{name} does not start {}", PROGRAM.0);
+        ensure!(text.contains(PROGRAM.0), "the unit {name} does not name the program {}", PROGRAM.0);
         tree.put(&format!("usr/lib/systemd/system/{name}"), 0o644, text.replace(PROGRAM.0, PROGRAM.1))?;
     }
     for (from, to) in FILES {

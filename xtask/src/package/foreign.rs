@@ -20,8 +20,8 @@ const FOR_ARM64: [(&str, &str); 5] = [
     ("LIBBPF_SYS_LIBRARY_PATH_aarch64_unknown_linux_gnu", "/mnt/foreign/root/usr/lib/aarch64-linux-gnu"),
 ];
 
-/// Returns the folder with the processor's libraries: `root` has all of them, and each other folder is an unpacked
-/// package.
+/// Returns the folder with the libraries for `arch`. Its subfolder `root` has all of them; each other subfolder is an
+/// unpacked package.
 pub fn parts(arch: Arch) -> Result<PathBuf> {
     if arch != Arch::Arm64 || std::env::consts::ARCH != "x86_64" {
         bail!("packages for {} can be made only on a machine with such a processor", arch.debian());

@@ -11,7 +11,7 @@ use super::tree::Tree;
 use super::{Job, program, sbom, sha256};
 use crate::run::{command, output, run};
 
-/// Makes the image and returns the path of its archive.
+/// Makes the OCI image and returns the path of its archive.
 pub fn make(job: &Job, source: &Path) -> Result<PathBuf> {
     let root = Tree::new(job.out.join("image-root"))?;
     fill(job, source, &root)?;

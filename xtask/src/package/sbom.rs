@@ -1,4 +1,5 @@
-//! The bill of materials: CycloneDX 1.6, as JSON, of all crates that are linked into the program or run while it is built.
+//! The bill of materials: CycloneDX 1.6, as JSON, of all crates that are linked into the program or run while it is
+//! built.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ pub fn make(job: &Job, source: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Returns the bill of materials.
+/// Returns the bill of materials as JSON.
 pub fn text(job: &Job, source: &Path) -> Result<String> {
     let metadata = MetadataCommand::new()
         .current_dir(source)

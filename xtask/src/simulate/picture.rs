@@ -28,7 +28,7 @@ pub struct Axis {
     pub to: f64,
 }
 
-/// A curve of the picture.
+/// A curve of the picture: the distribution of `values`.
 pub struct Curve {
     pub name: &'static str,
     pub values: Vec<f64>,

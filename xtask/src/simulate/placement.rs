@@ -36,8 +36,8 @@ impl Sample {
     }
 }
 
-/// Draws the delegates `draws` times. For each draw, returns a sample of every pair of a sender and a receiver in
-/// different regions.
+/// Draws the delegates `draws` times, or once if the placement leaves nothing to chance. For each draw, returns a
+/// sample of every pair of a sender and a receiver in different regions.
 pub fn samples(times: &Times, placement: Placement, seed: u64, draws: u32) -> Vec<Sample> {
     let mut chance = Chance(seed);
     let mut samples = Vec::new();

@@ -91,7 +91,8 @@ fn heuristic(results: &Results) -> Markup {
     }
 }
 
-/// Returns the sentences that say whether tunnels in the kernel and by UDP still lead.
+/// Returns sentences about `list`, the heuristic's result: whether tunnels in the kernel and tunnels over UDP still
+/// lead, and which tunnel is the best.
 pub fn leaders(results: &Results, list: &[(String, f64)]) -> Vec<String> {
     let claims = |name: &str| results.solution(name).map(|solution| &solution.claims);
     // A solution without a channel of its own is no VPN, and would decide the question by not taking part.

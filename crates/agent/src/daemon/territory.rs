@@ -84,9 +84,9 @@ impl Bounds for Limits {
         }
         if let Some((other, network)) = territory.other(*uid, name, address) {
             return Some(format!(
-                "{whose} of organisation {name:?} is said to be {host}{at}, but you have given {network} to \
-                 organisation {other:?}. If this address is right, log in to {other:?} with other networks, and then \
-                 to {name:?} with `{flag}`"
+                "{whose} of organisation {name:?} is said to be {host}{at}, but {network} belongs to organisation \
+                 {other:?}. If this address is right, give {other:?} other networks (by a login, or in the agent's \
+                 configuration), and then log in to {name:?} with `{flag}`"
             ));
         }
         match own {

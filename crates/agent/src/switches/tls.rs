@@ -76,7 +76,8 @@ impl Files {
 ///
 /// # Errors
 ///
-/// Fails if the handshake fails or takes too long.
+/// Fails if the switch does not begin with a TLS handshake, if the agent and the switch do not accept each other's
+/// certificates, or if the handshake takes more than five seconds.
 pub async fn accept(acceptor: &TlsAcceptor, stream: TcpStream) -> Result<TlsStream<TcpStream>> {
     let handshake = async {
         let mut first = [0];

@@ -300,7 +300,8 @@ impl Password {
     }
 }
 
-/// Runs `command`. Returns exit code 1 if `command` is a query and the answer is no.
+/// Runs `command`. Returns exit code 1 if `command` was carried out, but its answer is no: for example, the policy
+/// denies a request, a check finds a fault, or there is nothing to revoke.
 ///
 /// # Errors
 /// Fails if the command could not be carried out; the caller then exits with code 2.

@@ -25,7 +25,7 @@ use tokio::task::JoinSet;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Time after which the server answers [`LOADING`] if it is still reading lists.
 const LOADS: Duration = Duration::from_secs(2);
-/// The answer while the server reads lists.
+/// The line with which the server answers [`Command::Lists`] if it is still reading the lists.
 pub const LOADING: &str = "the server reads the lists";
 /// Maximum number of commands that are served at the same time. Nearly all of them wait for verifiers.
 const COMMANDS: usize = 64;
@@ -304,6 +304,6 @@ async fn acted(authority: &Authority, done: String, turn: Turn) -> Result<Value>
 async fn read<T: DeserializeOwned>(reader: tokio::net::unix::OwnedReadHalf) -> Result<T> {
     let line = lines::read(&mut BufReader::new(reader), MOST).await?;
     Ok(serde_json::from_slice(
-        &line.context("the other side closed the connection of the control socket without a message")?,
+        &line.context("the connection to the control socket was closed before a message arrived")?,
     )?)
 }

@@ -16,8 +16,9 @@ const BATCH: usize = 10_000;
 /// Size of the pieces in which [`spool`] copies an input, in bytes.
 const COPIED: usize = 1 << 20;
 
-/// Copies an input that others write, such as a pipe, to a temporary file in the authority's directory, until its end.
-/// [`import`] holds a lock, and must not wait for the writer. The copy takes at most half of the free disk space.
+/// Copies an input that others write, such as a pipe, to a temporary file in the authority's directory. Returns the
+/// copy, ready to be read, when the input has ended. An [`import`] needs the copy because it holds a lock, and must not
+/// wait for the writer. The copy takes at most half of the free disk space.
 ///
 /// # Errors
 /// Fails if the directory has no authority or is that of a member of a cluster, the input cannot be read, or the copy
@@ -53,10 +54,10 @@ fn spool_to(mut file: File, most: u64, mut input: impl Read, named: &str) -> Res
     Ok(BufReader::with_capacity(COPIED, file))
 }
 
-/// Replaces a list by the entries of `input`, as a whole or not at all. Error messages call the input `named`. Returns
-/// what was imported, and the running server's reply or, if no server is running, a sentence that says so. Calls
-/// `progress` now and then. Other commands can't change lists meanwhile, so a caller that has to wait for the input
-/// [spools](spool) it first.
+/// Replaces a list by the entries of `input`, as a whole or not at all. `named` is the name of the input in error
+/// messages. Returns what was imported, and the running server's reply or, if no server is running, a sentence that
+/// says so. Calls `progress` now and then. Other commands can't change lists meanwhile, so a caller that has to wait
+/// for the input [spools](spool) it first.
 ///
 /// # Errors
 /// Fails if a line is not valid, another command changes lists, the authority is a member of a cluster, a file cannot
@@ -77,9 +78,9 @@ pub async fn import(
     Ok((imported, done))
 }
 
-/// Adds and removes entries of a list, all of them or none. `lines` have numbers for error messages, which call the
-/// input `named`. Returns what changed, and the running server's reply or, if no server is running, a sentence that
-/// says so.
+/// Adds and removes entries of a list, all of them or none. `named` is the name of the input in error messages, which
+/// also contain the number of the line. Returns what changed, and the running server's reply or, if no server is
+/// running, a sentence that says so.
 ///
 /// # Errors
 /// Fails for the reasons of [`import`], or if there is no such list.
@@ -135,7 +136,7 @@ pub async fn change_all(
     }
 }
 
-/// Returns the lists, by name.
+/// Returns the lists, sorted by name.
 ///
 /// # Errors
 /// Fails if the file of lists cannot be read.

@@ -35,11 +35,11 @@ const AT_LEAST: &str = "cluster.at-least";
 pub struct Etcd {
     /// The URLs of etcd.
     pub endpoints: Vec<String>,
-    /// The CA certificates with which the client verifies etcd's certificate.
+    /// The file with the CA certificates with which members verify etcd's certificate; `None` for those of the system.
     pub ca: Option<PathBuf>,
-    /// The certificate that members show to etcd.
+    /// The file with the certificate that members show to etcd; `None` if they show none.
     pub certificate: Option<PathBuf>,
-    /// The key of the certificate.
+    /// The file with the key of this certificate.
     pub key: Option<PathBuf>,
 }
 
@@ -47,8 +47,10 @@ pub struct Etcd {
 /// Returns the cluster's id.
 ///
 /// # Errors
-/// Fails if the authority is a member already, its server is running, etcd does not answer, or a file cannot be read or
-/// written. After an error, the authority is unchanged. If the process is killed, the next call begins from the start.
+/// Fails if the name or a URL is not valid, the authority is a member already, its server is running, etcd does not
+/// answer, or a file cannot be read or written. After an error, an authority that was in no cluster still is in none,
+/// but its audit trail may contain an entry about the attempt. If the process is killed, the next call begins from the
+/// start.
 pub fn init(directory: &Directory, etcd: &Etcd, name: &str, url: &str) -> Result<ClusterId> {
     config::check_name(name)?;
     config::check_url(url)?;
@@ -93,7 +95,7 @@ pub fn init(directory: &Directory, etcd: &Etcd, name: &str, url: &str) -> Result
             let _ = database.forget_cluster();
         }
         let _ = directory.remove_cluster_files();
-        return Err(error.context("no cluster was made; the authority is unchanged"));
+        return Err(error.context("no cluster was made; this authority is still in no cluster"));
     }
     Ok(id)
 }
@@ -148,8 +150,9 @@ fn add_member(database: &mut Database, name: &str, url: &str) -> Result<()> {
 /// The server may be running.
 ///
 /// # Errors
-/// Fails if the authority is not a member of a cluster, there is a member with this name, a host is neither a DNS name
-/// nor an address, the CA's key is not in the directory, etcd does not answer, or the file cannot be written.
+/// Fails if the authority is not a member of a cluster, the name or the URL is not valid, there is a member with this
+/// name, a host is neither a DNS name nor an address, the CA's key is not in the directory, etcd does not answer, or
+/// the file cannot be written.
 pub fn invite(directory: &Directory, name: &str, hosts: &[String], url: &str, out: &Path) -> Result<()> {
     config::check_name(name)?;
     config::check_url(url)?;
@@ -216,8 +219,8 @@ fn host_of(url: &str) -> &str {
 /// `cluster.toml`.
 ///
 /// # Errors
-/// Fails if the directory exists and is not empty, the invitation is damaged or incomplete, or etcd does not answer.
-/// Nothing is created then.
+/// Fails if a URL in `endpoints` is not valid, the directory exists and is not empty, the invitation is damaged or
+/// incomplete, etcd does not answer, or etcd lacks log entries that the inviting member had. Nothing is created then.
 pub fn join(
     directory: &Directory,
     invitation: &Path,

@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
-/// File name of the configuration in the authority's directory.
+/// Name of the file, in the authority's directory, with the configuration of a member of a cluster.
 pub const FILE: &str = "cluster.toml";
 /// File name of the key with which members seal everything that they store in etcd.
 pub const KEY_FILE: &str = "cluster.key";
@@ -35,12 +35,12 @@ pub struct ClusterConfig {
     pub url: String,
     /// The URLs of etcd.
     pub endpoints: Vec<String>,
-    /// The CA certificates with which the client verifies etcd's certificate. A relative path is relative to the
-    /// authority's directory.
+    /// The file with the CA certificates with which this member verifies etcd's certificate; `None` for those of the
+    /// system. A relative path is relative to the authority's directory.
     pub ca: Option<PathBuf>,
-    /// The certificate that this member shows to etcd.
+    /// The file with the certificate that this member shows to etcd; `None` if it shows none.
     pub certificate: Option<PathBuf>,
-    /// The key of the certificate.
+    /// The file with the key of this certificate.
     pub key: Option<PathBuf>,
 }
 

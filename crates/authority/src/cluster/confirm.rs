@@ -38,7 +38,7 @@ pub struct Followed {
     pub absent: Vec<String>,
     /// The reason why the members' state is not known, if etcd did not answer.
     pub unknown: Option<String>,
-    /// The verifiers that have not confirmed.
+    /// The verifiers that have not confirmed that they have carried out the change.
     #[serde(default)]
     pub verifiers: Heard,
 }
@@ -143,8 +143,8 @@ impl Confirmation {
     }
 
     /// Waits until the verifiers that are connected to this member have carried out everything that was announced to
-    /// them, for three seconds at most. Returns the state to publish; `number` is the last entry of the log that the
-    /// announcements contain.
+    /// them, for three seconds at most. Returns the state of these verifiers, as this member publishes it. `number` is
+    /// the number of the last log entry whose changes were announced to them.
     pub async fn heard_here(&self, number: u64) -> VerifiersState {
         let enrolled = self.verifiers.ids();
         published(number, &enrolled, self.push.heard(&enrolled).await)

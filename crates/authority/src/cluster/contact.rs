@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// File name, in the authority's directory, of the time of the last contact.
+/// Name of the file, in the authority's directory, with the time of the last contact.
 pub const FILE: &str = "cluster.contact";
 /// Time without contact after which a member issues nothing new.
 pub const PATIENCE: Duration = Duration::from_secs(2);
@@ -132,7 +132,7 @@ impl Contact {
         Self { seen: Some(Mutex::new(seen)), file, clock }
     }
 
-    /// Records that the member knew everything that the cluster had recorded at `at`.
+    /// Records that the member knows everything that the cluster had recorded by the time `at`.
     pub fn note(&self, at: Instant) {
         let Some(mut seen) = self.lock() else { return };
         let time = now().saturating_sub(at.elapsed().as_secs());
@@ -154,7 +154,7 @@ impl Contact {
         }
     }
 
-    /// Shortens the time for which the member renews leases without contact.
+    /// Limits to `most` seconds the time for which the member renews leases without contact.
     pub fn limit_grace(&self, most: u32) {
         if let Some(mut seen) = self.lock() {
             seen.grace = seen.grace.min(most);
@@ -186,9 +186,10 @@ impl Contact {
         self.standing().may_record()
     }
 
-    /// Reports whether an attempt to record a new grant can succeed. Without contact, the attempt fails only after a
-    /// while, and other work waits meanwhile. While etcd's servers elect a leader, the attempt succeeds after a short
-    /// delay.
+    /// Reports whether the authority should attempt to record a new grant: if it has contact, or had contact at most
+    /// five seconds ago. After a short loss of contact, such as during the election of a leader among etcd's servers,
+    /// the attempt succeeds with a delay. After a longer loss, the attempt would fail after a while, and other work
+    /// would wait meanwhile.
     pub fn may_try(&self) -> bool {
         match self.standing() {
             Standing::Alone | Standing::Member => true,

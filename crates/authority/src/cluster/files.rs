@@ -36,7 +36,7 @@ pub fn read(database: &Database) -> Result<SharedFiles> {
 }
 
 /// Returns the maximum time for which a member may renew leases without contact, in seconds. The other members keep
-/// records of revoked grants for this long.
+/// records of revoked grants longer than that.
 ///
 /// # Errors
 /// Fails if the database cannot be read.

@@ -173,8 +173,8 @@ impl Follower {
         }
     }
 
-    /// Publishes the state of this member until the future is dropped. While the member has no contact with etcd, or a
-    /// wrong clock, sends the endpoints that listen here to other members.
+    /// Publishes the state of this member until the future is dropped. If the member has been without contact with etcd
+    /// for five seconds, or its clock is wrong, asks the endpoints that listen here to use another member.
     ///
     /// # Errors
     /// Never fails. It returns a `Result` because all tasks of the server do.
@@ -220,7 +220,8 @@ impl Follower {
     /// Applies everything that other members have recorded before this call. Concurrent calls share one run.
     ///
     /// # Errors
-    /// Fails if etcd does not answer, or a change cannot be put in force here. The member then has no contact.
+    /// Fails if etcd does not answer, a change cannot be put in force here, or [`Cluster::check_contact`] fails. The
+    /// call then does not count as contact with the cluster.
     pub async fn refresh(self: &Arc<Self>) -> Result<()> {
         let follower = self.clone();
         // The run is a task of its own: a caller that is cancelled must not cancel it, because each change is taken

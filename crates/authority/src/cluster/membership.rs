@@ -69,8 +69,8 @@ pub struct Load {
     pub verifiers: usize,
 }
 
-/// Maximum number of verifiers that a member names. A member publishes its state every second, and all names together
-/// take some kilobytes then.
+/// Maximum number of verifiers in each list of [`VerifiersState`]. A member publishes its state every second, so all
+/// names in it together must not take more than some kilobytes.
 pub const CONNECTED_MAX: usize = 256;
 
 /// The verifiers that are connected to a member, as the member publishes them.
@@ -79,7 +79,7 @@ pub struct VerifiersState {
     /// Number of the last entry of the log that all connected verifiers have carried out, except for those in `late`
     /// and `unable`.
     pub heard: u64,
-    /// The connected verifiers that have not confirmed.
+    /// The connected verifiers that have not confirmed in time that they have carried out the entries.
     pub late: Vec<String>,
     /// The connected verifiers that do not confirm, because they run an earlier release.
     pub unable: Vec<String>,
@@ -174,8 +174,8 @@ impl Members {
         self.cluster.as_ref()
     }
 
-    /// Returns the URLs of all members: this member's URL, then those of running members, then those of the others. An
-    /// authority in no cluster returns at most its own URL.
+    /// Returns the URLs of all members, at most [`AUTHORITIES_MAX`]: this member's URL, then those of running members,
+    /// then those of the others. An authority in no cluster returns at most its own URL.
     ///
     /// The URLs of members that do not run are in the list, because a client keeps only the URLs of the latest list. If
     /// only one member runs for a while, its clients would forget the others.
@@ -252,8 +252,8 @@ impl Cluster {
         lock(&self.live).iter().filter(|member| member.name != self.config.name).cloned().collect()
     }
 
-    /// Reports whether etcd has stored the member's state for this process within the last seconds. An etcd whose
-    /// database is full answers reads, but stores nothing, so that no member can record a revocation.
+    /// Reports whether, within the last 15 seconds, etcd has stored the state that this process publishes. An etcd
+    /// whose database is full answers reads, but stores nothing, so that no member can record a revocation.
     pub fn is_published(&self) -> bool {
         lock(&self.stored).is_some_and(|stored| stored.elapsed() < STORED)
     }
@@ -261,7 +261,8 @@ impl Cluster {
     /// Publishes the state of this member, and keeps the member's lease alive. Blocks until etcd has answered.
     ///
     /// # Errors
-    /// Fails if etcd does not answer, or another process publishes its state under this member's name.
+    /// Fails if etcd does not answer, another process publishes a state under this member's name, or [`Self::withdraw`]
+    /// was called before.
     pub fn publish(&self) -> Result<()> {
         let begun = Instant::now();
         self.store()?;
@@ -370,8 +371,8 @@ impl Cluster {
         self.lost_leases.load(Ordering::Relaxed)
     }
 
-    /// Reads the heads of all members' audit trails, as the members published them, by name. Blocks until etcd has
-    /// answered.
+    /// Reads the heads of all members' audit trails, as the members published them, sorted by the members' names.
+    /// Blocks until etcd has answered.
     ///
     /// # Errors
     /// Fails if etcd does not answer, or has heads that were not made with the cluster's key.
@@ -491,10 +492,11 @@ fn context(name: &str) -> String {
     format!("members/{name}")
 }
 
-/// Checks that the members have equal values for all settings that must be equal.
+/// Checks that the other members have the same values as this one for all settings that must be equal.
 ///
 /// # Errors
-/// Fails if a member has other settings than `own`; the error names it and says what to do.
+/// Fails if a member in `others` has another value than `own` for such a setting. The error names the setting and the
+/// member, and says what to do.
 pub fn check_alike(own: &MemberState, others: &[MemberState]) -> Result<()> {
     for other in others {
         let seconds = |seconds: u32| format!("{seconds} s");

@@ -19,7 +19,7 @@ pub struct Start {
     pub members: Members,
     /// The time of the last contact with the cluster.
     pub contact: Contact,
-    /// The database. If etcd answers, it contains everything that the cluster has recorded.
+    /// The database. It contains everything that the cluster has recorded, provided that etcd answered.
     pub database: Database,
     /// The policy to put in force.
     pub candidate: Candidate,
@@ -55,7 +55,7 @@ impl Start {
             Ok(Met::Well) => {}
             Err(error) => {
                 contact.note_failure(format!("{error:#}"));
-                tracing::warn!("this member starts without the cluster: {error:#}");
+                tracing::warn!("this member starts without contact with the cluster: {error:#}");
             }
         }
         // Changes up to here are part of the start.
@@ -89,7 +89,7 @@ pub struct Taken {
 /// Writes the cluster's master keys, `networks.toml` and policy to the files of the directory.
 ///
 /// # Errors
-/// Fails if the database cannot be read, or a file cannot be written.
+/// Fails if the database cannot be read or contains no policy, or a file cannot be written.
 pub fn take_files(directory: &Directory, database: &Database) -> Result<Taken> {
     let SharedFiles { keys, networks } = files::read(database)?;
     if let Some(keys) = keys

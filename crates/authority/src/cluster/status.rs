@@ -36,7 +36,8 @@ pub struct MemberStatus {
     pub is_there: Option<bool>,
     /// The state that the member published last, if the member is running.
     pub state: Option<MemberState>,
-    /// Number of entries of the log that the member's decisions do not take into account yet.
+    /// Number of entries of the log that the member's decisions do not take into account yet; `None` if the member is
+    /// not running, or etcd does not answer.
     pub behind: Option<u64>,
     /// Heads that the member has published, and that its audit trails do not contain any more.
     pub lost: Vec<String>,
@@ -55,13 +56,14 @@ pub struct Status {
     pub head: Option<u64>,
     /// Number of the last entry of the log that this member's database contains.
     pub applied: u64,
-    /// The reason why etcd does not answer.
+    /// The reason why etcd does not answer; `None` if it answers.
     pub problem: Option<String>,
     /// The servers of etcd.
     pub etcd: Vec<EtcdStatus>,
     /// The members of the cluster, in the order of their names.
     pub members: Vec<MemberStatus>,
-    /// The settings in which the members differ although the values must be equal.
+    /// A sentence about a setting in which two members differ although the values must be equal; `None` if there is
+    /// none.
     pub disagreement: Option<String>,
     /// The format in which the members write: the oldest of the members' formats. `None` if this version can't write
     /// it.
@@ -137,7 +139,9 @@ impl Status {
         })
     }
 
-    /// Reports whether all members are running and up to date, and a majority of etcd answers without problems.
+    /// Reports whether the cluster is in order: all members are running, with equal settings and complete audit trails,
+    /// and all servers of etcd answer without problems. This member must also be able to record changes, and to write
+    /// the members' format.
     pub fn is_good(&self) -> bool {
         self.head.is_some()
             && self.disagreement.is_none()

@@ -2,8 +2,8 @@
 
 use axum::http::header::{HeaderMap, USER_AGENT};
 
-/// Returns the name of a console session in lists: browser and operating system. Both come from fixed lists, so that
-/// the header cannot inject text.
+/// Returns the name of a console session in lists, such as `Firefox on Linux`. The names of browser and operating
+/// system come from fixed lists, so that the header `User-Agent` cannot inject text.
 pub fn browser(headers: &HeaderMap) -> String {
     let said = headers.get(USER_AGENT).and_then(|said| said.to_str().ok()).unwrap_or_default();
     let known =

@@ -13,7 +13,7 @@ use zeroize::Zeroizing;
 /// The browser that sent a request, logged in or not. Has no `Debug`, because it holds secrets.
 #[derive(Clone)]
 pub struct Visit {
-    /// The value of the browser's cookie.
+    /// The value of the cookie that identifies the session or, if nobody is logged in, the browser.
     pub secret: Zeroizing<String>,
     /// The token that forms for this browser contain.
     pub form: Arc<str>,

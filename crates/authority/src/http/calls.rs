@@ -52,7 +52,7 @@ impl Drop for Call {
     }
 }
 
-/// Counts a call while it is under way. If the server is about to stop, refuses the call.
+/// Counts a call while it is under way. Refuses the call if [`Calls::end`] was called with `refuses` set.
 pub async fn count_calls(State(calls): State<Arc<Calls>>, request: Request, next: Next) -> Response {
     calls.count.fetch_add(1, Ordering::SeqCst);
     let call = Call(calls);

@@ -7,7 +7,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 /// logs.
 const RESERVED: u64 = 128;
 
-/// Raises the process's limit on open files to the system's maximum. Returns the number of connections that this limit
+/// Raises the process's soft limit on open files to its hard limit. Returns the number of connections that this limit
 /// allows, at most `wanted`.
 pub fn connections(wanted: u32) -> u32 {
     let (soft, hard) = match getrlimit(Resource::RLIMIT_NOFILE) {

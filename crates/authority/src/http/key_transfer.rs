@@ -44,7 +44,8 @@ impl KeyTransfer {
     }
 
     /// Sends the key of a pair in band and removes it from `grant`. Returns false, and leaves `grant` unchanged, in
-    /// three cases: the grant is not a pair; the connection uses IPv6; or the key could not be sent.
+    /// four cases: no process that sends keys is configured; the grant is not a pair; the connection uses IPv6; or the
+    /// process did not send the key.
     pub async fn take_over(&self, peer: &Peer, grant: &mut Grant) -> bool {
         let (Some(socket), Some((client, server))) = (&self.0, peer.ends) else { return false };
         // The header of a pair has seven bytes; other grants have sixteen, and their keys are never sent in band.

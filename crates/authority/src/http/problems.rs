@@ -171,8 +171,8 @@ impl Problem {
             Self::UnknownSegment => (
                 S::NOT_FOUND,
                 api::Problem::UNKNOWN_SEGMENT,
-                "this authority does not know the segment to be answered: another one issued it, or it issued it before its \
-                 last start",
+                "this authority does not know the segment to be answered: another authority issued it, or this \
+                 authority did so before its last start",
             ),
             Self::NotLoggedIn => {
                 (S::UNAUTHORIZED, "not_logged_in", "not logged in, or the session has ended: log in again")

@@ -216,8 +216,9 @@ impl Throttle {
         self.charge_first([new, [Key::Everybody].into_iter().chain(own()).collect()], now)
     }
 
-    /// Charges a check of the second factor before the password. The caller uses this check for a login attempt that
-    /// would have to wait otherwise. Returns the charged keys, or `None` if the source must wait for this check, too.
+    /// Charges a check of the second factor that comes before the check of the password. The caller makes this early
+    /// check for a login attempt that would have to wait otherwise. Returns the charged keys, or `None` if the source
+    /// must wait for this check, too.
     pub fn early_factor(&self, source: IpAddr, now: Instant) -> Option<Vec<Key>> {
         self.charge_first([vec![Key::EarlyFactor(Key::origin(source))]], now).ok()
     }

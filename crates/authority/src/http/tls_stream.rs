@@ -76,7 +76,8 @@ impl TlsStream {
         Ok(stream)
     }
 
-    /// Returns the protocol that client and server have agreed upon.
+    /// Returns the application protocol (ALPN) on which client and server have agreed, or `None` if they agreed on
+    /// none.
     pub fn alpn_protocol(&self) -> Option<&[u8]> {
         self.tls.alpn_protocol()
     }

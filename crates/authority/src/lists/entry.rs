@@ -13,7 +13,7 @@ pub const MOST_NOTE: usize = 200;
 /// Entries end at full hours, so that a list has few different ends.
 pub(super) const HOUR: u64 = 3600;
 
-/// A line of a file with entries: what applies to one address or network and one or more senders.
+/// A line of a file with entries: the entries about one address or network and one or more senders.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Line {
@@ -26,12 +26,13 @@ pub struct Line {
     pub deny: bool,
     /// Priority of the entries; 100 if absent, or 200 for entries that deny.
     pub priority: Option<u16>,
-    /// The time at which the entries end: a day, or a full hour such as `2030-01-31T12:00:00Z`.
+    /// The time at which the entries end: a day, or a full hour such as `2030-01-31T12:00:00Z`. If absent, they do not
+    /// end.
     pub until: Option<String>,
     /// A note.
     #[serde(default)]
     pub note: String,
-    /// Whether the entries are removed. Only for changes.
+    /// Whether the line removes these entries. A change may have such lines, but an import may not.
     #[serde(default)]
     pub remove: bool,
 }

@@ -49,7 +49,8 @@ impl Follower {
         Self { directory, store: None, version: None, state: State::default() }
     }
 
-    /// Returns all lists, and what changed since the last call; `None` if nothing changed.
+    /// Returns all lists, and the people whom the changes since the last call possibly concern. Returns `None` if
+    /// nothing changed.
     ///
     /// # Errors
     /// Fails if the file cannot be read or is damaged. The next call tries again.
@@ -94,7 +95,8 @@ impl Follower {
         self.store.as_ref().map_or(Ok(false), Store::is_unaudited)
     }
 
-    /// Reads only the entries that apply to some addresses, for one decision about each.
+    /// Reads all lists, but only those of their entries that apply to `addresses`. These suffice to decide requests for
+    /// these addresses.
     ///
     /// # Errors
     /// Fails if the file cannot be read.

@@ -34,7 +34,7 @@ pub struct Imported {
 pub struct Changed {
     /// Number of entries that were added or replaced.
     pub put: u64,
-    /// Number of entries that were removed, including those that did not exist.
+    /// Number of removals, including removals of entries that did not exist.
     pub removed: u64,
 }
 
@@ -52,12 +52,12 @@ struct Rows {
 }
 
 impl Store {
-    /// Replaces a list by the entries of `input`, as a whole or not at all. Error messages call the input `named`.
-    /// Calls `progress` now and then. The caller must hold the [lock](Self::lock).
+    /// Replaces a list by the entries of `input`, as a whole or not at all. `named` is the name of the input in error
+    /// messages. Calls `progress` now and then. The caller must hold the [lock](Self::lock).
     ///
     /// # Errors
-    /// Fails if the name or a line is not valid, an address has two entries about one sender, or the file cannot be
-    /// written.
+    /// Fails if the name or a line is not valid, an address has two entries about one sender, the entries end at too
+    /// many different times, or the file cannot be written.
     pub fn import(
         &mut self,
         list: &str,
@@ -178,11 +178,12 @@ impl Store {
         }
     }
 
-    /// Adds, replaces and removes entries of a list, all of them or none. The caller must hold the
-    /// [lock](Self::lock). `named` is the name of the input in error messages. They also contain the line's number.
+    /// Adds, replaces and removes entries of a list, all of them or none. The caller must hold the [lock](Self::lock).
+    /// `named` is the name of the input in error messages, which also contain the number of the line.
     ///
     /// # Errors
-    /// Fails if there is no such list, a line is not valid, there are too many entries, or the file cannot be written.
+    /// Fails if there is no such list, a line is not valid, there are too many entries or none, the entries of the list
+    /// end at too many different times, or the file cannot be written.
     pub fn change(
         &mut self,
         list: &str,

@@ -100,7 +100,7 @@ pub struct ListEntry {
     pub deny: bool,
     /// Priority of the entry.
     pub priority: u16,
-    /// The time at which the entry ends, in Unix seconds.
+    /// The time at which the entry ends, in Unix seconds; `None` if it does not end.
     pub until: Option<u64>,
     /// The note of the entry.
     pub note: String,
@@ -203,7 +203,7 @@ impl Store {
         Ok(self.connection.pragma_query_value(None, "data_version", |row| row.get(0))?)
     }
 
-    /// Returns the lists, by name.
+    /// Returns the lists, sorted by name.
     ///
     /// # Errors
     /// Fails if the file cannot be read.
@@ -358,7 +358,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Adds an audit entry for each change of a list that has none yet. The caller must hold the [lock](Self::lock).
+    /// Adds to the audit trail the missing entries about changes of lists. The caller must hold the [lock](Self::lock).
     ///
     /// # Errors
     /// Fails if a database cannot be read or written.

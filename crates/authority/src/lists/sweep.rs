@@ -40,7 +40,8 @@ impl Store {
         Ok(self.connection.query_row("SELECT count FROM sweeps", [], |row| row.get(0))?)
     }
 
-    /// Sweeps if many names or texts are new. The caller must hold the [lock](Self::lock).
+    /// Deletes the names, notes and authors that no entry of a list has any more. Does nothing until many have been
+    /// added since the last sweep. The caller must hold the [lock](Self::lock).
     ///
     /// # Errors
     /// Fails if the file cannot be read or written, or is damaged.

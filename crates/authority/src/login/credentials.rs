@@ -14,7 +14,8 @@ const LEAST_PASSWORD: usize = 8;
 /// Maximum length of a password that is hashed, in bytes.
 pub const MOST_PASSWORD: usize = 1024;
 
-/// Hashes a new password with argon2id and the crate's defaults (19 MiB, two passes: OWASP's first choice).
+/// Hashes a new password with argon2id and the crate's defaults (19 MiB, two passes: the minimum that OWASP
+/// recommends).
 ///
 /// # Errors
 /// Fails if the password is too short or too long, or the system provides no randomness.

@@ -18,7 +18,7 @@ const MOST_ANSWER: usize = 1024 * 1024;
 #[derive(Clone)]
 pub struct Http(reqwest::Client);
 
-/// The reason why a call failed.
+/// The reason why a call to an identity provider failed.
 #[derive(Debug)]
 pub struct Failure(String);
 

@@ -74,6 +74,7 @@ impl Drop for Abort {
 /// A login in progress.
 pub struct Started {
     /// The hash of a secret. The caller or browser that began the login must present this secret to finish the login.
+    /// Zeros for a service account's login, which has no such secret.
     pub challenge: [u8; 32],
     /// The source from which the login was started: an address that [`Key::source`] has returned.
     pub source: IpAddr,
@@ -159,9 +160,10 @@ impl Logins {
         Ok(name)
     }
 
-    /// Finishes an agent's login for a caller who knows its `name` and its `verifier`. A login in a browser is finished
-    /// only with the `callback` that the browser brought to the agent. Without `callback`, a login in a browser yields
-    /// [`Finish::Pending`], or an error if the login was denied or refused.
+    /// Finishes an agent's login for a caller who knows its `name` and its `verifier`, the secret whose hash is
+    /// [`Started::challenge`]. A login in a browser is finished only with the `callback` that the browser brought to
+    /// the agent. Without `callback`, a login in a browser yields [`Finish::Pending`], or an error if the login was
+    /// denied or refused.
     ///
     /// # Errors
     /// Fails if no such login is in progress, it belongs to another caller, or it was denied or refused.

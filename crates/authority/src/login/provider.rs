@@ -238,9 +238,9 @@ impl Provider {
         request.request_async(&self.http).await.map_err(refused)
     }
 
-    /// Polls the provider until the person has entered the code or the code has expired. Between two polls, waits for
-    /// the pause that the provider demands, and then until `wanted` reports that the agent asks again. So if the agent
-    /// no longer asks, the provider gets no more requests.
+    /// Polls the provider until the person has entered the code or the code has expired. Before it polls again, waits as
+    /// long as the provider demands. Then it waits until `wanted` reports that the agent has asked again. So if the
+    /// agent no longer asks, the provider gets no more requests.
     ///
     /// # Errors
     /// Fails if the person denied the login, the code expired, the provider cannot be reached, or its tokens fail

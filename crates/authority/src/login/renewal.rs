@@ -97,9 +97,7 @@ impl Renewal {
                     Ok(Some(Renewed::Ended(sessions))) => note(&|done| done.ended += sessions),
                     Ok(None) => note(&|done| done.failed += 1),
                     Err(error) => {
-                        tracing::error!(
-                            "cannot record a session that was checked with the identity provider: {error:#}"
-                        );
+                        tracing::error!("cannot record the identity provider's answer about a session: {error:#}");
                         note(&|done| done.failed += 1);
                     }
                 }

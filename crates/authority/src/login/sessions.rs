@@ -32,9 +32,9 @@ impl Sessions {
         tokens.map(|token| sessions.get(token).filter(lives).cloned()).collect()
     }
 
-    /// Returns the number of changes of the table that have begun. Read the number before a call of [`Self::get_all`]. As
-    /// long as the number stays the same, the table has the sessions that `get_all` returned, although a session can have
-    /// expired meanwhile.
+    /// Returns the number of changes of the table that have begun. Read the number before you call [`Self::get_all`].
+    /// As long as the number stays the same, the table has the sessions that `get_all` returned, although a session can
+    /// have expired meanwhile.
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::SeqCst)
     }
@@ -64,7 +64,7 @@ impl Sessions {
         self.read().iter().filter(|(_, session)| which(session)).map(|(token, _)| *token).collect()
     }
 
-    /// Returns the names in `people` of the people who have a session.
+    /// Returns the names in `people` that belong to people with a session, sorted.
     pub fn logged_in(&self, people: &BTreeSet<String>) -> Vec<String> {
         if people.is_empty() {
             return Vec::new();

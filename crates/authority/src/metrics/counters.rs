@@ -8,8 +8,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use shell::metrics::{Labels, Page, label};
 
-/// The result under which the metrics count a response: the type of the problem that the response reports. Each
-/// response carries its result in its extensions.
+/// The result under which the metrics count a failed call: the type of the problem that the response reports. Each
+/// response that reports a problem carries this value in its extensions.
 #[derive(Clone, Copy)]
 pub struct Outcome(pub &'static str);
 

@@ -62,7 +62,7 @@ pub struct Asking<'a> {
     /// The services in the notation of the policy file. If empty, the request is for all services for which the person
     /// may ask.
     pub services: &'a [String],
-    /// The number of seconds for which the person wants access.
+    /// The number of seconds for which the person wants access; `None` if the person does not say it.
     pub lifetime: Option<u64>,
     /// The reason that the person gives.
     pub reason: &'a str,
@@ -83,10 +83,11 @@ pub struct ToDecide {
     pub open: AccessPage,
     /// Consents in effect, sorted by their end, earliest first.
     pub consents: AccessPage,
-    /// The receivers about which the person may decide, by name: the services that can be allowed, and the longest time
-    /// in seconds.
+    /// For each receiver about which the person may decide, by its name: the services that the person can allow, and the
+    /// longest time, in seconds, for which they can be allowed.
     pub receivers: BTreeMap<String, (BTreeSet<String>, u32)>,
-    /// The version of the policy by which the person may decide.
+    /// The version of the policy by which the person may decide. It is 0, which no policy has, if the policy in force
+    /// here is not the latest one in the database.
     pub version: i64,
 }
 
@@ -230,7 +231,7 @@ impl AccessRequests {
         Ok(self.storage.read_for(person, move |database| database.access_requests_of(&whose, after)).await?)
     }
 
-    /// Reports whether the subject may decide about any receiver.
+    /// Reports whether the subject may decide about at least one receiver.
     pub async fn is_delegate(&self, subject: &Subject<'_>) -> bool {
         self.policy.with(|policy| policy.delegated_to(subject).next().is_some()).await
     }
@@ -275,7 +276,8 @@ impl AccessRequests {
         Ok(self.storage.read_for(delegate.person, read).await?)
     }
 
-    /// Returns the longest time for which the delegate may allow the request; `None` if no delegation covers it.
+    /// Returns the longest time for which the delegate may allow the request, in seconds; `None` if no delegation
+    /// covers the request.
     pub async fn longest(&self, delegate: &Subject<'_>, entry: &AccessEntry) -> Option<u32> {
         let services = entry.parsed_services();
         // The decision examines the person's groups and tags.

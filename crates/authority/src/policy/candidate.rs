@@ -63,7 +63,7 @@ impl Candidate {
                 failures.len() - MOST_LISTED
             ));
         }
-        bail!("{}\n{} of the policy's own tests fail; nothing was changed", lines.join("\n"), failures.len());
+        bail!("{}\nfailing tests of the policy: {}; nothing was changed", lines.join("\n"), failures.len());
     }
 }
 

@@ -28,7 +28,8 @@ impl ConsentTable {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).consents.clone()
     }
 
-    /// Returns how many times the consents had changed when the table was read from the database.
+    /// Returns how many times the consents had changed when the table was read from the database. The number is -1 if
+    /// the last reading failed, or if there was none.
     pub fn made(&self) -> i64 {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).made
     }

@@ -115,9 +115,10 @@ impl Enforcer {
     /// write lock while the new version is recorded.
     ///
     /// # Errors
-    /// Fails if the policy or `networks.toml` cannot be read or is not valid, a test of the policy fails, `after` is
-    /// given and is not the version in force, or the database or the policy file cannot be written. If the new version
-    /// was not recorded, nothing changes.
+    /// Fails if the policy or `networks.toml` cannot be read or is not valid, a test of the policy fails, the policy
+    /// uses a list that does not exist (a cluster has no lists), or `after` is given and is not the version in force.
+    /// Also fails if the database or the policy file cannot be written, for example because this member has lost
+    /// contact with its cluster. If the new version was not recorded, nothing changes.
     pub async fn put_in_force(
         &self,
         text: Option<String>,
@@ -206,8 +207,8 @@ impl Enforcer {
         Ok(revoked)
     }
 
-    /// Re-evaluates grants and segments if a time window of the policy opened or closed since the last evaluation. The
-    /// server calls this every second.
+    /// Re-evaluates grants and segments if a time window of the policy opened or closed since the last evaluation, or
+    /// if the evaluation after a change of the policy has failed. The server calls this every second.
     ///
     /// # Errors
     /// Fails for the same reasons as [`Self::reevaluate`].

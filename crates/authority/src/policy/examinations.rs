@@ -7,7 +7,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 /// Maximum number of people whose grants are examined at the same time.
 const AT_ONCE: usize = 16;
 
-/// The examinations of this member, and the next time at which a consent ends.
+/// The examinations of grants that this member carries out after the end of a consent, and the time at which the next
+/// consent ends.
 #[derive(Default)]
 pub struct Examinations {
     /// The people whose grants are examined now.
@@ -26,7 +27,7 @@ pub struct Examinations {
 #[derive(Clone, Copy)]
 pub(super) struct NextEnd {
     pub at: u64,
-    /// The number of changes of consents, and the version of the policy, for which `at` was computed.
+    /// The state for which the time was computed: the number of changes of consents, and the version of the policy.
     pub basis: (i64, i64),
 }
 

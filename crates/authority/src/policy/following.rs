@@ -16,8 +16,8 @@ impl Enforcer {
     /// Puts the latest version of the policy in the database in force, unless it is in force already.
     ///
     /// # Errors
-    /// Fails if the version's text is not a valid policy here, `networks.toml` is not valid, or a file cannot be
-    /// written. The version in force stays.
+    /// Fails if the text of the latest version is not a valid policy here, one of its tests fails, the database cannot
+    /// be read, or the policy file cannot be written. The version in force stays.
     pub async fn follow_policy(&self) -> Result<()> {
         // Each round of the follower comes here: the texts are read only if there is a later version.
         if self.storage.call(|database| database.policy_version()).await? <= self.version.load(Ordering::SeqCst) {
@@ -58,7 +58,7 @@ impl Enforcer {
     /// Puts the cluster's master keys in use, if they differ from the keys in use here.
     ///
     /// # Errors
-    /// Fails if the keys are malformed, or the key file cannot be written.
+    /// Fails if the keys are malformed, the key file cannot be written, or the database cannot be read.
     pub async fn follow_keys(&self, bytes: &[u8]) -> Result<()> {
         if self.keyring.is(bytes) {
             return Ok(());

@@ -23,7 +23,8 @@ const FOLD: Duration = Duration::from_millis(300);
 /// The reason for revocations in the audit trail.
 const WHY: &str = "a list changed";
 
-/// Puts the lists in force. If the authority is a member of a cluster, there are none.
+/// Puts the lists in force: the entries of the file `lists.db`, which say who may reach which addresses. A member of a
+/// cluster has no lists.
 pub struct ListService {
     pub(crate) directory: Arc<Directory>,
     pub(crate) is_member: bool,

@@ -34,7 +34,8 @@ impl Scores {
     ///
     /// # Errors
     /// Fails if the complaint is malformed, the authority keeps no scores, the verifier has no such grant, the
-    /// application has complained too much, or the database cannot be written. The complaint does not count then.
+    /// application or the verifier has reached its limit on complaints, or the database cannot be written. The
+    /// complaint does not count then.
     pub async fn complain(&self, verifier: &str, complaint: Complaint) -> Result<Standing, Problem> {
         let terms = self.settings.scores.ok_or(Problem::NotFound("score: authority.toml has no table [scores]"))?;
         let Complaint { handle, application, about, points } = complaint;

@@ -19,7 +19,7 @@ const MOST: usize = 8;
 /// A verifier's id and a grant's handle.
 type Key = (String, Handle);
 
-/// The acknowledgements that the authority waits for.
+/// Counters of the confirmations by which verifiers say that they have received a grant's announcement.
 #[derive(Default)]
 pub struct Acknowledgements(Mutex<HashMap<Key, Arc<Semaphore>>>);
 

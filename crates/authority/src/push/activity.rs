@@ -128,7 +128,7 @@ pub struct Column {
     pub amount: Option<Amount>,
 }
 
-/// Reports of one verifier.
+/// The latest report of one verifier, and the history of its counters over a day.
 #[derive(Clone, Debug, Default)]
 pub struct Activity {
     latest: Option<(u64, Report)>,
@@ -148,7 +148,8 @@ impl Activity {
         self.latest = Some((now, report));
     }
 
-    /// Returns the latest report and the time at which it arrived, in Unix seconds.
+    /// Returns the time at which the latest report arrived, in Unix seconds, and the report. `None` if no report has
+    /// arrived.
     pub fn latest(&self) -> Option<(u64, &Report)> {
         self.latest.as_ref().map(|(time, report)| (*time, report))
     }

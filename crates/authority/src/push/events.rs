@@ -74,7 +74,8 @@ impl Push {
         self.open_with(listener, confirms, None)
     }
 
-    /// Opens a stream as [`Self::open`] does, for a verifier that confirms marks.
+    /// Opens a stream as [`Self::open`] does, for a verifier that confirms marks. A mark is an event with a number. The
+    /// verifier confirms the mark when it has carried out all earlier events of the stream.
     pub fn open_marked(&self, listener: Listener, confirms: Confirm) -> EventQueue {
         self.open_with(listener, confirms, Some(Box::default()))
     }

@@ -22,8 +22,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Maximum number of names that a message lists.
 const NAMES: usize = 10;
 
-/// The enrolled verifiers and tunnel endpoints that have not confirmed. All others are connected, and have carried out
-/// everything that was announced to them.
+/// The enrolled verifiers and tunnel endpoints that have not confirmed. If `unknown` is empty, all others are
+/// connected, and have carried out everything that was announced to them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Heard {
     /// The connected verifiers that have not confirmed within the time limit.

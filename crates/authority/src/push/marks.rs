@@ -4,7 +4,8 @@
 
 use std::time::{Duration, Instant};
 
-/// The announcements on one stream, and how many of them the verifier has confirmed.
+/// The announcements on one stream, and how many of them the verifier has confirmed. A mark that the authority has sent
+/// is open until the verifier confirms it.
 #[derive(Debug, Default)]
 pub struct Marks {
     /// Number of the last announcement.

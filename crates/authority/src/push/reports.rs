@@ -19,7 +19,8 @@ pub struct Latest {
     pub verifier: Arc<str>,
     /// Time of arrival, in Unix seconds.
     pub time: u64,
-    /// Whether the report is current. If not, the verifier's next report is overdue.
+    /// Whether the report is current. If not, the verifier has sent no report for 30 seconds or for three report
+    /// intervals, whichever is longer.
     pub is_current: bool,
     /// The contents of the report.
     pub report: Report,

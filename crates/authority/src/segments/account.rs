@@ -19,7 +19,7 @@ const MOST_OF_PERSON: usize = MOST / 8;
 /// Number of entries per transaction. Other work of the database waits for the end of a transaction.
 const TOGETHER: usize = 1024;
 
-/// The audit entries that wait to be written to the database.
+/// The audit entries about issued and denied segments, until they are written to the database.
 #[derive(Default)]
 pub struct Account(Mutex<Waiting>);
 
@@ -31,7 +31,8 @@ struct Waiting {
     denied: Vec<AuditEvent>,
 }
 
-/// The key of an entry about an issued segment: session, source, network, sender, destination and rule.
+/// The key of an entry about an issued segment: session, source, network, sender, destination and rule, and whether the
+/// segment for the answers was issued, too.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Given {
     token: TokenHash,
@@ -62,8 +63,8 @@ pub struct Details {
 pub struct Full;
 
 impl Given {
-    /// Creates the key for a segment that was issued to this session and requested from `source`. `answers` says
-    /// whether the segment for the answers was issued, too.
+    /// Creates the key for a segment that was issued to this session. `source` is the address from which the request
+    /// came. `answers` says whether the segment for the answers was issued, too.
     pub fn new(
         token: TokenHash,
         source: IpAddr,

@@ -113,8 +113,8 @@ impl Batches {
         Ok(self.from.len())
     }
 
-    /// Returns the received datagrams with their sources, in the order of their indices. A source is in the form of the
-    /// socket's address family.
+    /// Returns the received datagrams with their sources, in the order of their indices. If the socket is an IPv6
+    /// socket, IPv4 sources are IPv4-mapped IPv6 addresses.
     pub fn datagrams(&mut self) -> impl Iterator<Item = (&mut [u8], SocketAddr)> {
         let mut rooms: Vec<_> = self.rooms.iter_mut().map(Some).collect();
         self.from.iter().map(move |(source, room, length)| {

@@ -38,7 +38,7 @@ pub struct Key {
     pub sender: IpAddr,
     /// The service (protocol and port) that the segment is for, or `None` if it is for all services.
     pub service: Option<(u8, u16)>,
-    /// The flags of the segment, of which only SINGLE, REPLY and RETURN are set.
+    /// The segment's flags SINGLE, REPLY and RETURN. All other flags are 0 here.
     pub flags: SegmentFlags,
 }
 

@@ -49,7 +49,8 @@ type Plain = Zeroizing<[u8; REPLY_LEN]>;
 pub struct GrantDatagram {
     /// The request's index in its batch.
     pub index: usize,
-    /// The address and port to which the answer goes, in the form of the socket's address family.
+    /// The address and port to which the answer goes. If the socket is an IPv6 socket, an IPv4 address is an
+    /// IPv4-mapped IPv6 address.
     pub from: SocketAddr,
     /// The session to which the authority issued the line.
     pub holder: TokenHash,

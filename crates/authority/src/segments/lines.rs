@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 use wire::ask::{LineKey, LineNumber};
 
-/// The lines of all sessions.
+/// The lines of all sessions. A line is a number and a key with which a session requests segments and grants by UDP.
 pub struct RequestLines {
     sessions: Arc<Sessions>,
     lines: Mutex<Lines<TokenHash>>,
@@ -22,13 +22,13 @@ pub struct RequestLines {
 }
 
 impl RequestLines {
-    /// Creates a table with no line in it. A line lets a session request segments and grants by UDP.
+    /// Creates a table with no line in it.
     pub fn new(sessions: Arc<Sessions>) -> Self {
         Self { sessions, lines: Mutex::default(), started: Instant::now(), port: OnceLock::new() }
     }
 
-    /// Opens a line for the session with this token, which called from the address `opener`. The new line replaces the
-    /// session's earlier line.
+    /// Opens a line for the session with this token. The new line replaces the session's earlier line. `expires` is the
+    /// end of the session, in Unix seconds, and `opener` is the address from which the session called.
     ///
     /// # Errors
     /// Fails if the authority serves no requests by UDP, the session has ended, or the system provides no randomness.

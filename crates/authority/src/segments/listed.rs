@@ -59,7 +59,8 @@ pub struct SegmentEntry {
     pub answers: bool,
     /// The person or service account that requested the segment.
     pub person: String,
-    /// The device of the session in which the segment was requested; `None` if the session has ended.
+    /// The device of the session in which the segment was requested. `None` if the session has ended, or if the segment
+    /// is for answers and was issued to a session of another account.
     pub device: Option<String>,
     /// The outer address of the sender's tunnel endpoint.
     pub sending: IpAddr,

@@ -116,8 +116,9 @@ impl Stage {
         token_hash(&begun.unwrap_or_else(|problem| panic!("{:?}", problem.said())))
     }
 
-    /// Waits until the account's queues have completed all work that they contain when this future is first polled.
-    /// Then keeps new work of the account out of its queues until the result is dropped.
+    /// Keeps new work of the account out of its queues until the result is dropped. When this future is first polled,
+    /// the queue for writing may contain one piece of work, which is completed first, and the queue for reading must be
+    /// empty.
     pub async fn hold_next(&self, whose: &'static str) -> Held {
         let storage = self.authority.storage.clone();
         self.authority.storage.call(move |_| Ok(storage.hold(whose))).await.unwrap()

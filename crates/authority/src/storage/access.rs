@@ -97,7 +97,8 @@ pub struct NewRequest {
     pub reason: String,
     /// The version of the policy by which the person may ask.
     pub version: i64,
-    /// The groups of the person by which they may ask.
+    /// The groups that the person had when the policy was consulted. If they have changed meanwhile, the request is not
+    /// recorded.
     pub groups: Vec<String>,
     /// Names of the delegations that cover the person.
     pub delegations: Vec<String>,
@@ -105,7 +106,7 @@ pub struct NewRequest {
     pub prefixes: Vec<IpNet>,
 }
 
-/// The result of asking.
+/// The result of [`Database::ask_access`]: the number of the recorded request, or the reason why it was not recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestOutcome {
     /// The request was recorded under this number.
@@ -131,11 +132,14 @@ pub struct Verdict {
     pub by: Operator,
     /// The version of the policy that makes the person a delegate.
     pub version: i64,
-    /// The groups that make the person a delegate.
+    /// The groups that the delegate had when the policy was consulted. If they have changed meanwhile, the decision is
+    /// not recorded.
     pub groups: Vec<String>,
-    /// The groups by which the delegation covers the person who asks.
+    /// The groups that the person who asks had when the policy was consulted. If they have changed meanwhile, no
+    /// consent is recorded.
     pub applicant_groups: Vec<String>,
-    /// The tags of devices by which the delegation covers the person who asks.
+    /// The tags that the devices of the person who asks had when the policy was consulted. If they have changed
+    /// meanwhile, no consent is recorded.
     pub applicant_tags: Vec<String>,
     /// Name of the delegation.
     pub delegation: String,
@@ -147,7 +151,7 @@ pub struct Verdict {
     pub note: String,
 }
 
-/// The result of a decision.
+/// The result of [`Database::decide_access`]: the decision was recorded, or the reason why it was not recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decided {
     /// The decision was recorded.
@@ -312,8 +316,8 @@ impl Database {
     }
 
     /// Withdraws a request that is open, or a consent that is in effect. Returns the request as it was before. Returns
-    /// `None` if the request does not exist or has ended already. If `only_of` is given, the request must be of this
-    /// person.
+    /// `None` if there is no such open request or consent in effect, or if `only_of` names a person to whom it does not
+    /// belong.
     ///
     /// # Errors
     /// Fails if the database cannot be written.
@@ -348,8 +352,8 @@ impl Database {
         })
     }
 
-    /// Ends consents whose time is over, and returns the people who had them. Their grants are then
-    /// [unexamined](Self::unexamined).
+    /// Ends the consents with these numbers, because their time is over. Returns the people, groups and tags that had
+    /// the consents; their grants are then [unexamined](Self::unexamined).
     ///
     /// # Errors
     /// Fails if the database cannot be written.
@@ -406,7 +410,7 @@ impl Database {
         Ok(consents.of_the_past())
     }
 
-    /// Returns a request.
+    /// Returns the request or consent with this number, or `None` if there is none.
     ///
     /// # Errors
     /// Fails if the database cannot be read.
@@ -414,7 +418,8 @@ impl Database {
         entry_of(&self.connection, id)
     }
 
-    /// Returns all requests that are open and all consents that are in effect; with `all`, also those that have ended.
+    /// Returns all requests that are open and all consents that are in effect; with `all`, also the refused, withdrawn
+    /// and expired ones that are still recorded.
     ///
     /// # Errors
     /// Fails if the database cannot be read.

@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 use std::num::NonZeroU32;
 
-/// The author of a change: the local user who runs a command, or an administrator at the console.
+/// The author of a change: the local user who runs a command, or the person who makes the change at the console or in a
+/// session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Operator(String);

@@ -130,10 +130,10 @@ impl GrantEntry {
     }
 }
 
-/// A revoked grant. The authority must announce the revocation to the grant's verifier and to its session.
+/// A grant whose end the authority announces, with the verifier and the session that have to hear of it.
 #[derive(Debug)]
 pub struct Ended {
-    /// The revoked grant.
+    /// The grant.
     pub grant: Announced,
     /// The id of the grant's verifier.
     pub verifier: String,
@@ -206,7 +206,8 @@ impl Database {
         rows.collect()
     }
 
-    /// Returns the grant that has this handle, live or ended.
+    /// Returns the grant that has this handle as its first or a later one, live or ended; `None` if no such grant is
+    /// recorded.
     ///
     /// # Errors
     /// Fails if the database cannot be read.
@@ -378,7 +379,7 @@ impl Database {
     }
 
     /// Returns the verifiers that must ask the authority which flows to cut, and removes them from the stored list.
-    /// Grants for these verifiers were revoked after they had expired.
+    /// Such a verifier possibly has flows that are no longer allowed and that no announcement names.
     ///
     /// # Errors
     /// Fails if the database cannot be written.

@@ -82,7 +82,7 @@ pub enum Recorded {
     },
 }
 
-/// The result of counting a grant.
+/// The result of counting a grant against the limits of its session and of its account.
 pub struct Charged {
     /// The result of recording the grant.
     pub recorded: Recorded,

@@ -89,8 +89,8 @@ pub struct ProviderSession {
 
 /// A login whose sessions can be renewed with the identity provider. Has no `Debug`, because it holds a secret.
 pub struct Renewable {
-    /// The hash of the token of the session that began at the provider. This session may have ended, while sessions of
-    /// devices that were logged in from it continue.
+    /// The hash of the token of the session that the person opened at the provider. The person may have logged devices
+    /// in from this session. If the session has ended, the sessions of these devices continue.
     pub login: TokenHash,
     /// The person whose login it is.
     pub person: String,

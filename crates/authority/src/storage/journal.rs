@@ -137,7 +137,7 @@ impl Journal {
             rest = after;
         }
         if !rest.is_empty() {
-            tracing::warn!(bytes = rest.len(), "the journal of grants ends with a record that is not whole");
+            tracing::warn!(bytes = rest.len(), "ignoring the incomplete record at the end of the journal of grants");
         }
         Ok(grants)
     }

@@ -42,7 +42,7 @@ pub struct Announced {
     /// If the grant can be renewed, the data from which its later handles are computed.
     pub renewable: Option<LeaseTerms>,
     /// The time by which every member of the cluster knows of the grant's revocation, in Unix seconds. No member renews
-    /// the grant later.
+    /// the grant later. `None` if the grant itself was not revoked.
     pub learned: Option<u64>,
 }
 

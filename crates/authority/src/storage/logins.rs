@@ -44,7 +44,12 @@ impl Proof {
         match self {
             Self::Password(_) => String::new(),
             Self::Provider { identity, .. } => {
-                format!("by {} as {}; groups: {}", identity.issuer, identity.subject, identity.groups.join(", "))
+                format!(
+                    "by the provider {} as {}; groups: {}",
+                    identity.issuer,
+                    identity.subject,
+                    identity.groups.join(", ")
+                )
             }
             Self::Service(key) => format!("by the service key {key}"),
             Self::Passkey { .. } => "by passkey".into(),

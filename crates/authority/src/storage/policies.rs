@@ -39,7 +39,7 @@ pub struct PolicyVersion {
     pub time: u64,
     /// The operator who put the version in force, if known.
     pub operator: Option<String>,
-    /// The origin of the version: `apply FILE`, `reload`, `rollback to N`, `console`, `found at start`.
+    /// The origin of the version, such as `apply FILE`, `reload`, `rollback to N`, `console` or `found at start`.
     pub note: String,
     /// The SHA-256 of the policy's text, in hex.
     pub sha256: String,

@@ -126,7 +126,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_m
 /// made them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// The number of the last entry that these changes include; 0 if there are no changes.
+    /// The number of the last entry of the cluster's log that these changes include; 0 if there are no changes.
     pub to: u64,
     /// Whether everything may have changed, because a snapshot was applied.
     pub whole: bool,
@@ -136,7 +136,7 @@ pub struct Changes {
     pub decisive: bool,
     /// Whether another policy is in force.
     pub policy: bool,
-    /// Whether the table `shared` changed.
+    /// Whether the table `shared` changed, which contains the files and settings that all members share.
     pub shared: bool,
     /// Whether a change concerns data that the server keeps in memory or must announce.
     pub sessions: bool,

@@ -13,7 +13,8 @@ use std::net::IpAddr;
 use std::sync::LazyLock;
 use wire::{Flags, Handle, Holder};
 
-/// A grant that an earlier run of the server recorded, and that the server may renew.
+/// A grant that an earlier run of the server, or another member of the cluster, recorded and that this server may
+/// renew.
 pub struct Resumed {
     /// The session that the grant was issued to.
     pub session: TokenHash,

@@ -124,7 +124,7 @@ pub struct ScoreEntry {
     pub person: String,
     /// The score, from 0 to 100.
     pub score: u32,
-    /// Whether the score is below the bound, so that the tag applies.
+    /// Whether the score is below the bound, so that the tag [`LOW_SCORE`] applies to the person's devices.
     pub low: bool,
 }
 
@@ -245,7 +245,8 @@ impl Database {
         })
     }
 
-    /// Forgets all complaints about a person. Returns whether there were any.
+    /// Sets a person's score back to 100. Reports whether a lower score was stored. The complaints of this hour still
+    /// count against the limits of their applications.
     ///
     /// # Errors
     /// Fails if the database cannot be written.

@@ -16,7 +16,7 @@ pub struct Session {
     pub device: String,
     /// Time of expiry, in Unix seconds.
     pub expires: u64,
-    /// The current tags of the device, and that of a low score.
+    /// The current tags of the device or service account, and [`LOW_SCORE`] if the person's score is low.
     pub tags: Vec<String>,
     /// Groups, except groups that the policy defines: those that the identity provider reports, or those of a service
     /// account.
@@ -65,7 +65,8 @@ pub struct SessionEntry {
     pub created: u64,
     /// Time of expiry, in Unix seconds.
     pub expires: u64,
-    /// Time of the last renewal with the identity provider, in Unix seconds; `None` for other sessions.
+    /// Time at which the identity provider last vouched for the person, in Unix seconds; `None` if the session does not
+    /// come from a login at the provider.
     pub renewed: Option<u64>,
 }
 

@@ -208,7 +208,8 @@ impl Storage {
     }
 
     /// Records a grant, together with others that are waiting, if its basis has not ended. Completes even if the caller
-    /// is cancelled. The thread then calls `begin` with the result, unless the grant's basis has ended.
+    /// is cancelled. The thread then calls `begin` with the result, unless the grant's basis has ended or the database
+    /// cannot be written.
     ///
     /// # Errors
     /// Fails if the database cannot be written, or the threads have ended.
@@ -319,7 +320,7 @@ impl Storage {
     /// Runs read-only work in the queue of a person, concurrently with work that writes.
     ///
     /// # Errors
-    /// Fails if `work` failed, or the thread has ended.
+    /// Fails if `work` failed, the thread has ended, or the grants of the journal cannot be recorded.
     pub async fn read_for<T: Send + 'static>(
         &self,
         person: &str,
@@ -332,7 +333,7 @@ impl Storage {
     /// Runs read-only work in the queue of a verifier; see [`Self::read_for`].
     ///
     /// # Errors
-    /// Fails if `work` failed, or the thread has ended.
+    /// Fails if `work` failed, the thread has ended, or the grants of the journal cannot be recorded.
     pub async fn read_for_verifier<T: Send + 'static>(
         &self,
         verifier: &str,

@@ -71,8 +71,8 @@ impl Webhooks {
         }
     }
 
-    /// Waits a short time until all messages for webhooks that work are delivered. Logs how many messages are lost
-    /// because the authority stops.
+    /// Waits at most two seconds until all messages for webhooks that work are delivered. Logs how many messages are
+    /// lost because the authority stops.
     pub async fn finish(&self) {
         let begun = Instant::now();
         let is_busy = |state: &WebhookState| state.waiting > 0 && state.trouble.is_none();

@@ -27,7 +27,7 @@ pub struct Notice {
     pub event: &'static str,
     /// The number of the request.
     pub request: RequestId,
-    /// The person who asks.
+    /// The person who asks. For a consent without a request, the person, or `group:NAME` or `tag:NAME`.
     pub person: String,
     /// Name of the receiver (the protected destination) to which the person asks for access.
     pub receiver: String,

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Maximum number of messages that wait.
+/// Maximum number of messages that wait to be sent to one webhook.
 pub const MOST: usize = 256;
 /// The first and the longest pause between two attempts to deliver a message. Each pause is twice as long as the one
 /// before.
@@ -36,7 +36,8 @@ impl Waiting {
         Self { message, due: now, since: now, failed: 0 }
     }
 
-    /// Postpones the message after an attempt that failed. Returns false if it has waited too long already.
+    /// Postpones the message after an attempt that failed. Returns false if the message has waited for 24 hours, so
+    /// that the authority has to give it up.
     pub fn postpone(&mut self, now: Instant) -> bool {
         let factor = 1_u32.checked_shl(self.failed).unwrap_or(u32::MAX);
         self.due = now + PAUSES.0.saturating_mul(factor).min(PAUSES.1);
@@ -55,7 +56,8 @@ impl Queue {
         self.0.len()
     }
 
-    /// Adds a message. If the queue is full, removes a message and returns it.
+    /// Adds a message. If the queue is full, removes the oldest message of the person with the most messages, and
+    /// returns it.
     pub fn add(&mut self, waiting: Waiting) -> Option<Message> {
         self.0.push(waiting);
         if self.0.len() <= MOST {

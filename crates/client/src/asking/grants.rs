@@ -22,7 +22,7 @@ const LOST: Duration = Duration::from_secs(2);
 /// Time between two renewals of a line.
 const RENEWAL_PAUSE: Duration = Duration::from_secs(1);
 
-/// The way by which an answer came.
+/// The way by which the answer to a request for a grant came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// By UDP, on a line.
@@ -32,8 +32,9 @@ pub enum Way {
 }
 
 impl Asker {
-    /// Requests a grant, by UDP if there is a line, otherwise as [`Authority::grant`](crate::Authority::grant) does.
-    /// Returns the way by which the grant came.
+    /// Requests a grant by UDP. If there is no line, or if the answer by UDP takes too long, also requests the grant as
+    /// [`Authority::grant`](crate::Authority::grant) does. Returns the grant from the first answer, and the way by
+    /// which this answer came.
     ///
     /// # Errors
     ///

@@ -49,7 +49,7 @@ impl Pins {
         directory.is_dir().then_some(Self(directory))
     }
 
-    /// Returns the directories that have a pin in them, sorted by name.
+    /// Returns the directories of all roles and instances, sorted by name.
     pub fn all() -> Vec<Self> {
         let entries = fs::read_dir(Path::new(BPF_FILE_SYSTEM).join("vouchsafe"));
         let mut all: Vec<_> = entries.into_iter().flatten().flatten().map(|entry| entry.path()).collect();
@@ -91,9 +91,9 @@ impl Pins {
         }
     }
 
-    /// Returns the id of the process that holds the lock of [`Self::lock`]. The function reads the kernel's list of
-    /// locks. It does not try to take the lock, because a daemon that starts at the same moment could then fail to take
-    /// it.
+    /// Returns the id of the process that holds the lock of [`Self::lock`]; `None` if no process holds it. The function
+    /// reads the kernel's list of locks. It does not try to take the lock, because a daemon that starts at the same
+    /// moment could then fail to take it.
     pub fn holder(&self) -> Option<u32> {
         let about = fs::metadata(&self.0).ok()?;
         let (device, inode) = (about.dev(), about.ino());
@@ -187,7 +187,7 @@ impl Pins {
         self.0.join("observing")
     }
 
-    /// Returns the directory, inside this one, where a gateway's attachments are pinned.
+    /// Returns the directory, inside this one, where a gateway's attachments and tables are pinned.
     ///
     /// # Errors
     ///
@@ -205,7 +205,8 @@ impl Pins {
         Self::make(self.0.join(PROOFS))
     }
 
-    /// Returns the directory, inside this one, where the programs for answers in datagrams and their table are pinned.
+    /// Returns the directory, inside this one, where the attachments and the table of [`crate::tcp_in_udp::Answers`]
+    /// are pinned.
     ///
     /// # Errors
     ///
@@ -245,7 +246,7 @@ impl Pins {
         Ok(())
     }
 
-    /// Removes the pins of the programs for answers in datagrams from this directory, if there are any.
+    /// Removes the pins of [`crate::tcp_in_udp::Answers`] from this directory, if there are any.
     ///
     /// # Errors
     ///

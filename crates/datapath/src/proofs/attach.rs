@@ -76,7 +76,8 @@ impl Proofs {
         if changed { self.forget() } else { Ok(()) }
     }
 
-    /// Returns the epochs for which the verifier has at least one authority's key.
+    /// Returns the epoch of each key that the verifier has. If the verifier has keys of several authorities for an
+    /// epoch, the result contains this epoch several times.
     pub fn epochs(&self) -> Vec<u64> {
         self.keys.entries().into_iter().map(|(_, key)| key.epoch).collect()
     }

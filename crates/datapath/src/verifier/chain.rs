@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 /// when the last process that has opened it ends.
 pub(super) const NEXT: [&str; 2] = ["next_xdp", "next_tc"];
 
-/// A verifier's place in a chain: its programs, and the tables from which they take the next ones.
+/// A verifier's place in a chain of verifiers: its programs, and the tables with the programs of the next verifier.
 pub struct Link(Vec<Stage>);
 
 /// The program for one hook.
@@ -23,7 +23,7 @@ struct Stage {
 }
 
 impl Verifier {
-    /// Returns the programs and tables with which this verifier takes part in a chain.
+    /// Returns the programs and tables with which this verifier takes part in a chain of verifiers.
     ///
     /// # Errors
     ///

@@ -8,7 +8,8 @@ use std::os::fd::AsFd;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 impl Verifier {
-    /// Sets the clock as [`Self::set_clock`] does, but does not wait. No program may run meanwhile. For tests.
+    /// Sets the clock as [`Self::set_clock`] does, but does not wait for the programs. No program may run meanwhile.
+    /// For tests.
     ///
     /// # Errors
     ///

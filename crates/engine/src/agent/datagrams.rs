@@ -8,7 +8,7 @@ use wire::map::Conversation;
 pub const UDP_TOKEN_EVERY: u32 = 15;
 /// Interval between tokens of a flow without an answer, in seconds.
 pub const UDP_TOKEN_UNANSWERED: u32 = 1;
-/// Number of datagrams at the beginning of a flow that all carry tokens.
+/// Number of datagrams at the beginning of a flow that all carry tokens, as long as the server has not answered.
 pub const UDP_FIRST: u16 = 4;
 
 /// Number of seconds in which an answered flow may send without another answer. After that, the flow is unanswered: a

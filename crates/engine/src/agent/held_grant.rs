@@ -51,9 +51,9 @@ pub(super) struct HeldGrant {
     pub rule: String,
     /// The protection that the rule demands in a sealed tunnel.
     pub sealing: Sealing,
-    /// Time of issue, Unix seconds.
+    /// Time at which this process got the grant, Unix seconds.
     pub issued: u64,
-    /// Time at which a token was last made from the grant, Unix seconds.
+    /// Time at which a token was last made from the grant, Unix seconds; 0 if never.
     pub used: u32,
     /// Number of used nonces, if the grant is a pair.
     pub spent: u32,

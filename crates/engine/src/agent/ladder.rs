@@ -254,9 +254,9 @@ impl<C: Clone> Ladder<C> {
         self.watches.retain(|watch| !is_lost(&watch.connection));
     }
 
-    /// The caller calls this method when the operating system sends the first packet of a connection again by `rung`.
-    /// Returns the other rungs by which this packet was sent. The caller then sends the packet again by these rungs,
-    /// too. Returns `None` if the connection is not watched.
+    /// Returns the rungs other than `rung` by which the first packet of a connection was sent. The caller calls this
+    /// method when the operating system sends the packet again by `rung`, and then sends the packet again by these
+    /// rungs, too. Returns `None` if the connection is not watched.
     pub fn repeated(&self, rung: Rung, is_it: impl Fn(&C) -> bool) -> Option<Vec<Rung>> {
         let watch = self.watches.iter().find(|watch| is_it(&watch.connection))?;
         let tried = |other: &Rung| watch.tries.iter().any(|one| one.rung == *other);

@@ -62,8 +62,8 @@ impl Receivers {
         self.index.overlapping(network).next().is_some()
     }
 
-    /// Returns the width of the latest grant for the receiver to which this destination belongs; `None` if there was no
-    /// grant for the receiver yet.
+    /// Returns the prefix length of the latest grant for the receiver to which this destination belongs, and whether
+    /// the grant covers one service only. Returns `None` if there was no grant for the receiver yet.
     pub fn width(&self, place: &Destination) -> Option<Width> {
         self.widths.get(self.namesakes.get(self.number_of(place)?)?).copied()
     }

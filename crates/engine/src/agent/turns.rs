@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// A queue with the items of several users.
+/// A bounded queue that holds items of several users, and serves the users in turn.
 pub struct Turns<T> {
     room: usize,
     len: usize,

@@ -41,7 +41,7 @@ impl Wallet {
         Self { receivers: known(receivers), grants: Grants::default(), denied: BTreeMap::new() }
     }
 
-    /// Takes the authority's list of the receivers that the person is allowed to reach.
+    /// Takes the authority's list of the receivers that the person is allowed to reach, and forgets all denials.
     pub fn set_receivers(&mut self, receivers: Vec<Receiver>) {
         self.denied.clear();
         if self.receivers.all() != receivers {
@@ -77,7 +77,7 @@ impl Wallet {
     ///
     /// # Errors
     ///
-    /// Returns the reason why no token can be made from the grant.
+    /// Returns the reason why the wallet can't use the grant.
     pub fn add(&mut self, answer: &Grant, to: &Destination, unix: u64, now: Duration) -> Result<Handle, Unusable> {
         if answer.admits_in_tunnel_only() {
             return Err(Unusable::Sealed);
@@ -95,7 +95,8 @@ impl Wallet {
         Ok(handle)
     }
 
-    /// Records that the policy denies a grant for `to`, for the reason `why`.
+    /// Records that the policy denies a grant for `to`, for the reason `why`. [`Self::standing`] reports the denial for
+    /// ten seconds.
     pub fn deny(&mut self, to: Destination, unix: u64, why: String) {
         if self.denied.len() >= DENIALS_MAX {
             self.denied.retain(|_, (until, _)| *until > unix);
@@ -140,7 +141,7 @@ impl Wallet {
         }
     }
 
-    /// Removes all grants.
+    /// Removes all grants, and forgets all denials.
     pub fn clear(&mut self) {
         self.grants = Grants::default();
         self.denied.clear();

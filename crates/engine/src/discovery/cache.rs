@@ -41,7 +41,7 @@ pub enum Source {
     Overheard,
 }
 
-/// A domain whose record names protected networks.
+/// A domain for which the cache has a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proposal<'a> {
     /// The domain to which the record belongs.
@@ -50,7 +50,7 @@ pub struct Proposal<'a> {
     pub record: &'a Record,
     /// Whether the record is the result of the agent's own query or was overheard.
     pub source: Source,
-    /// Time until which the cache keeps the record, by the clock of `now` in the calls of the cache.
+    /// Time until which the cache keeps the record, on the clock that callers of [`Cache`] pass as `now`.
     pub until: Duration,
 }
 
@@ -90,13 +90,14 @@ impl Cache {
         is_new
     }
 
-    /// Returns the result of the agent's own query for a domain.
+    /// Returns the result of the agent's own query for a domain; `None` if the cache has no result, or the result has
+    /// expired.
     pub fn lookup(&self, now: Duration, domain: &Domain) -> Option<&Lookup> {
         self.queried.get(domain).filter(|entry| entry.until > now).map(|entry| &entry.lookup)
     }
 
-    /// Returns all domains whose records name protected networks. The result of the agent's own query overrides an
-    /// overheard record.
+    /// Returns all domains for which the cache has a record that has not expired. An overheard record does not count if
+    /// the cache has the result of the agent's own query for the domain, even if the query found no record.
     pub fn proposals(&self, now: Duration) -> Vec<Proposal<'_>> {
         let mut proposals = Vec::new();
         for (cache, source) in [(&self.queried, Source::Queried), (&self.overheard, Source::Overheard)] {

@@ -115,8 +115,8 @@ fn answer_to<R>(
     })
 }
 
-/// Returns the record that a name server added to its answer to a query for the addresses of a name. The record belongs
-/// to the domain of that name or to a domain above it.
+/// Returns the record that a name server's answer to another program's query contains. Returns `None` if the answer
+/// contains no valid record, or a record that belongs neither to the queried name nor to a domain above this name.
 pub fn overhear(bytes: &[u8]) -> Option<Overheard> {
     let message = read(bytes)?;
     let query = &message.queries.first()?.name;

@@ -33,9 +33,9 @@ impl Server {
 
 /// Puts servers into the order in which a client tries them, and returns at most [`SERVERS_MAX`] of them. Among servers
 /// of the same priority, the probability that a server comes first is its share of their weights. The next servers are
-/// drawn from the rest in the same way. `draw` returns a random number for each server. If `draw` always returns the
-/// same number for the same server, the order stays the same. A process then comes back to the server at which it
-/// began.
+/// drawn from the remaining ones in the same way. `draw` returns a random number for each server. If `draw` always
+/// returns the same number for the same server, the order stays the same. A process then comes back to the server at
+/// which it began.
 pub fn in_order(servers: Vec<Server>, draw: impl Fn(&Server) -> u64) -> Vec<Server> {
     let ranked = servers.into_iter().map(|server| {
         let drawn = draw(&server);
@@ -56,7 +56,7 @@ pub fn in_order(servers: Vec<Server>, draw: impl Fn(&Server) -> u64) -> Vec<Serv
     ordered
 }
 
-/// Returns the lines of a zone file by which DNS lists these servers for the authority of `name`.
+/// Returns the lines of a zone file by which DNS lists these servers for the authority that has the name `name`.
 pub fn zone_lines(name: &Domain, servers: &[Server], ttl: u32) -> String {
     let mut lines = String::new();
     for Server { host, port, priority, weight } in servers {

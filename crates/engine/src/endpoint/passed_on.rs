@@ -68,7 +68,8 @@ impl PassedOn {
 }
 
 impl Endpoint {
-    /// Replaces the endpoint's keys as a verifier of proofs. It uses the keys to check what other endpoints pass on.
+    /// Replaces the keys that the endpoint has as a verifier of proofs, each with its authority's address and its
+    /// epoch. With these keys, the endpoint checks the segments that other endpoints pass on.
     pub fn hold_keys(&mut self, keys: Vec<(IpAddr, Epoch, ProofKey)>, epoch_length: u32) {
         (self.passed_on.keys, self.passed_on.epoch_length) = (keys, epoch_length);
     }

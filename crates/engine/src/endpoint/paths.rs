@@ -53,7 +53,7 @@ const ANY_PROTOCOL: u8 = 253;
 pub struct Way {
     /// Number of the path in use. 0 is the first path.
     pub number: u8,
-    /// Number of other paths.
+    /// Number of paths besides the one in use.
     pub others: u8,
     /// Whether the other endpoint has answered a probe on the path in use.
     pub answered: bool,
@@ -295,7 +295,8 @@ impl Endpoint {
         question.map_or_else(Vec::new, ask)
     }
 
-    /// Removes segments that have ended, and finds out which segments are in use. `entries` is the table of segments.
+    /// Updates the record of the segments on each path: removes segments that have ended, and finds out which ones are
+    /// in use. `entries` is the content of the table of segments.
     pub fn follow_paths(&mut self, entries: &[(SegmentKey, SegmentEntry)], now: u32) {
         if self.paths.ways.is_empty() && self.paths.consented.is_empty() {
             return;
@@ -323,10 +324,10 @@ impl Endpoint {
         self.paths.ways.retain(|_, way| !way.segments.is_empty() || is_remembered(way));
     }
 
-    /// Sends a probe to each endpoint for which the authority knows several paths, and to which packets were sent a
-    /// short time ago. Changes the path if the one in use is dead, or if one before it works again. `entry` looks up an
-    /// entry of the table of segments, and `random` returns random numbers. The caller calls this function at regular
-    /// intervals.
+    /// Sends the probes that are due to the endpoints for which the authority knows several paths, and to which packets
+    /// were sent a short time ago. Changes the path if the one in use is dead, or if a path with a lower number works
+    /// again. `entry` looks up an entry of the table of segments, and `random` returns random numbers. The caller calls
+    /// this function at regular intervals.
     pub fn probe(
         &mut self,
         entry: impl Fn(&SegmentKey) -> Option<SegmentEntry>,

@@ -90,7 +90,7 @@ impl Issue<'_> {
         self.terms.lifetime.min(self.max_lifetime - CLOCK_MARGIN.min(self.max_lifetime / 2))
     }
 
-    /// Returns the flags of the grant, unless it is a pair.
+    /// Returns the flags that the grant gets if it is not a pair. A pair has no flags.
     pub fn flags(&self) -> Flags {
         let (terms, scope) = (&self.terms, &self.scope);
         let flags = [

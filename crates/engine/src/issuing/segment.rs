@@ -18,7 +18,8 @@ pub struct Giver<'a> {
     pub authority: IpAddr,
     /// The suite of the proofs.
     pub suite: Suite,
-    /// Keys of the verifiers on the path for the epoch of `now`, in the order in which packets meet them.
+    /// For each verifier on the path, its key for the epoch of `now`. The order is that in which packets pass the
+    /// verifiers.
     pub path: &'a [ProofKey],
     /// The current time, in Unix seconds.
     pub now: u64,

@@ -16,7 +16,8 @@ pub enum Secret {
 }
 
 impl Secret {
-    /// Returns the secret in an entry of the kernel's grant map; `None` if the entry lets packets go without identity.
+    /// Returns the secret in an entry of the kernel's grant map; `None` if the entry lets packets go without identity,
+    /// or is malformed.
     pub fn of_entry(entry: &GrantEntry) -> Option<Self> {
         if entry.plain != 0 {
             return None;

@@ -120,8 +120,9 @@ impl Sealing {
     /// treatment.
     pub const UNKNOWN: Self = Self { treatment: Treatment::Encrypt, compress: Some(Compress::Never), ..Self::NONE };
 
-    /// Reads a demand from the names in an authority's message. Returns `None` if a name is unknown: an agent or
-    /// verifier that does not understand a demand can't meet it.
+    /// Reads a demand from the names in an authority's message. Leaves out unknown suites. Returns `None` if no suite
+    /// is left, or if the treatment or the compression is unknown: an agent or verifier that does not understand a
+    /// demand can't meet it.
     pub fn from_names<'n>(
         treatment: &str,
         compress: Option<&str>,
@@ -161,7 +162,7 @@ impl Sealing {
     }
 
     /// Returns this demand, made stricter where a sender's `wish` is stricter. Ignores the parts of the wish that are
-    /// weaker than the demand.
+    /// weaker than the demand, and a wish for suites of which the demand allows none.
     #[must_use]
     pub fn raised(&self, wish: &Wish) -> Self {
         let treatment = self.treatment.max(wish.treatment);

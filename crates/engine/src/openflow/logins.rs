@@ -130,7 +130,7 @@ pub(super) enum Sender<'l> {
     Other,
 }
 
-/// Counters of logins.
+/// Counters of device logins since the controller started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoginCounts {
     /// Number of SYNs that got the support option.
@@ -152,8 +152,8 @@ pub struct Logins {
 }
 
 impl Logins {
-    /// Replaces the addresses of the authorities. The realms, their order and their networks must not change while the
-    /// agent runs.
+    /// Replaces the addresses of the authorities. If a realm has no addresses now, it keeps those that it had. The
+    /// realms, their order and their networks must not change while the agent runs.
     pub fn set_realms(&mut self, mut realms: Vec<Realm>) {
         // If a name can't be resolved now, the address that it had is better than none.
         for (new, old) in realms.iter_mut().zip(&self.realms).filter(|(new, _)| new.ends.is_empty()) {

@@ -19,7 +19,8 @@ impl Masked {
     }
 }
 
-/// Match of a rule. A field that is `None` matches everything. Ports and TCP flags require `protocol`.
+/// Match of a rule. A field that is `None` matches everything. Ports and TCP flags require `protocol`, and `protocol`
+/// requires `source` or `destination`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Match {
     /// The switch port at which the packet arrived.

@@ -26,7 +26,7 @@ const ORIGINS_MAX: usize = 4096;
 /// First interface index that stands for a switch port; the kernel assigns no index as high as this.
 const PORTS_FROM: u32 = 0x8000_0000;
 
-/// Subjects whose identity the packets of a household's devices carry.
+/// The subjects for which the agent adds tokens to the packets of a household's devices.
 #[derive(Clone, Debug, Default)]
 pub struct Household {
     /// Subjects by the hardware address of the device.
@@ -77,7 +77,7 @@ impl Counts {
     }
 }
 
-/// The tables of the controller.
+/// The tables with which a controller of switches decides about packets.
 #[derive(Default)]
 pub struct Plane {
     inserter: Inserter,
@@ -144,7 +144,7 @@ impl Plane {
         &self.logins
     }
 
-    /// Returns the protected prefixes.
+    /// Returns the protected prefixes: those of [`Self::protect`], and the networks of [`Self::set_realms`].
     pub fn protected(&self) -> &[Protected] {
         &self.inserter.protected
     }

@@ -62,7 +62,7 @@ enum Stage {
     Named(u64),
 }
 
-/// State machine of one connection.
+/// State machine of one connection to a switch.
 pub struct Switch {
     stage: Stage,
     inbox: Inbox,

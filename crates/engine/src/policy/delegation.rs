@@ -135,12 +135,12 @@ pub struct Applicant<'a> {
     /// Names of the delegations that covered the person when they asked. `None` if this is not known, because an
     /// earlier version recorded the request.
     pub delegations: Option<&'a [String]>,
-    /// Whether nobody asked. If so, any address in `who` of the delegation counts, because each use of the consent
-    /// checks the address.
+    /// Whether nobody asked for the consent. If so, any address in `who` of the delegation counts, because each use of
+    /// the consent checks the address.
     pub is_unasked: bool,
 }
 
-/// The author of a decision.
+/// The author of a decision about a request for access.
 #[derive(Clone, Copy, Debug)]
 pub enum Decider<'a> {
     /// A person, who decides by the delegations that name them. Their tags and address do not count.

@@ -71,14 +71,14 @@ pub struct Failure {
 }
 
 impl Policy {
-    /// Returns the tests in the file.
+    /// Returns the tests in the policy file.
     pub fn expectations(&self) -> &[Expectation] {
         &self.expectations
     }
 }
 
 impl Compiled {
-    /// Runs the tests in the file and returns those that fail.
+    /// Runs the tests in the policy file, and returns those that fail.
     pub fn failures(&self) -> Vec<Failure> {
         self.policy().expectations.iter().filter_map(|test| test.failure(self)).collect()
     }

@@ -7,21 +7,21 @@ use crate::model::Service;
 use std::fmt;
 use wire::Destination;
 
-/// A decision in words.
+/// A decision of the policy, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// Whether the authority would issue a grant.
     pub allowed: bool,
     /// Name of the receiver, if the destination belongs to one.
     pub receiver: Option<String>,
-    /// Label of the deciding rule, if a rule matched.
+    /// Label of the rule, list or consent that decided; `None` if none matched.
     pub rule: Option<String>,
     /// The decision and its reason, in one sentence.
     pub text: String,
 }
 
 impl Decision<'_> {
-    /// Decides about a request, and explains the decision in words.
+    /// Explains this decision about `request` in words.
     pub fn explain(&self, request: &Request<'_>) -> Explanation {
         let person = request.subject.words();
         let (receiver, rule) = match self {

@@ -41,7 +41,7 @@ pub struct ListRule {
     pub(super) rule: Rule,
 }
 
-/// An entry of a list.
+/// An entry of a list, which says whether a sender may reach an address or network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The person, group or device tag whom the entry concerns, or everyone.
@@ -64,7 +64,8 @@ pub struct Entry {
 )]
 pub struct TooManyEnds;
 
-/// The numbers of the names in entries. All lists and all their snapshots share them: a number is never reused.
+/// The numbers of the names in entries. Lists and their snapshots share the numbers, so a number is never given to
+/// another name. [`Lists::set_names`] replaces all numbers.
 #[derive(Default)]
 pub struct Names(RwLock<Numbers>);
 

@@ -86,7 +86,7 @@ impl Networks {
     ///
     /// # Errors
     ///
-    /// Returns all faults of the text.
+    /// Returns the faults of the text, at most 100.
     pub fn parse(text: &str) -> Result<Self, Faults> {
         if text.len() > MOST_TEXT {
             return Err(Faults::whole(format!("the text is {} bytes long; the maximum is {MOST_TEXT}", text.len())));
@@ -104,7 +104,7 @@ impl Networks {
         })
     }
 
-    /// Returns the address that identifies the authority in segments; `None` if there is no network.
+    /// Returns the address that identifies the authority in segments; `None` is possible only if there is no network.
     pub fn authority(&self) -> Option<IpAddr> {
         self.authority
     }
@@ -188,7 +188,7 @@ impl Networks {
         named.collect()
     }
 
-    /// Returns the verifiers on all paths.
+    /// Returns the ids of the verifiers that are on at least one path.
     pub fn verifiers(&self) -> BTreeSet<&str> {
         let paths = self.paths.values().flat_map(|paths| paths.values.values().flatten());
         paths.flat_map(|path| &path.verifiers).map(String::as_str).collect()
@@ -201,7 +201,14 @@ impl Networks {
             let vni = Vni::new(fields.number(reader, "vni", 0, 0, (1 << 24) - 1));
             let (Some(name), Some(vni)) = (name, vni) else { continue };
             if !name_is_valid(name.get_ref()) {
-                reader.fault(name.span(), format!("`{}` is not a valid name", name.get_ref().escape_debug()));
+                reader.fault(
+                    name.span(),
+                    format!(
+                        "`{}` is not a valid name: write 1 to 64 letters, digits, `.`, `_`, `@`, `+` or `-`, the first \
+                         of them a letter or digit",
+                        name.get_ref().escape_debug()
+                    ),
+                );
             }
             if self.vnis.insert(name.get_ref().to_string(), vni).is_some() {
                 reader.fault(name.span(), format!("there is already a network `{}`", name.get_ref().escape_debug()));
@@ -318,7 +325,14 @@ fn read_verifiers(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Vec<Strin
     let mut seen = BTreeSet::new();
     for name in &names {
         if !name_is_valid(name.get_ref()) || name.get_ref().len() > VERIFIER_ID_MAX {
-            reader.fault(name.span(), format!("`{}` is not a valid verifier id", name.get_ref().escape_debug()));
+            reader.fault(
+                name.span(),
+                format!(
+                    "`{}` is not a valid verifier id: write 1 to 64 letters, digits, `.`, `_`, `@`, `+` or `-`, the \
+                     first of them a letter or digit",
+                    name.get_ref().escape_debug()
+                ),
+            );
         } else if !seen.insert(*name.get_ref()) {
             reader.fault(name.span(), format!("`{}` is on this path already", name.get_ref()));
         }
@@ -394,7 +408,7 @@ fn read_hops(
         let span: Range<usize> = value.map_or_else(|| fields.span(), Spanned::span);
         let why = "a fixed path needs one hop for each verifier except the last, which has the receiving endpoint's \
                    address";
-        reader.fault(span, format!("{why}: found {} for {verifiers} verifiers", listed.len()));
+        reader.fault(span, format!("{why} (hops: {}, verifiers: {verifiers})", listed.len()));
     }
     Some(hops)
 }

@@ -90,7 +90,7 @@ impl fmt::Display for Subject<'_> {
     }
 }
 
-/// Parses a destination.
+/// Parses a destination such as `203.0.113.10 tcp/22`, `203.0.113.10 icmp` or `203.0.113.10:22`, which stands for TCP.
 ///
 /// # Errors
 ///

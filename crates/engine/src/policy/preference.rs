@@ -98,8 +98,9 @@ impl Preferences {
         }
     }
 
-    /// Returns the scope that a grant for `to` is allowed to have. The result is `scope` if no preference forbids
-    /// grants for a destination in `scope`. Otherwise the result covers only the protocol, port and address of `to`.
+    /// Returns the scope that a grant for `to` is allowed to have. The result is `scope` if all preferences about
+    /// destinations in `scope` have the choice [`Choice::Allow`]. Otherwise the result covers only the protocol, port
+    /// and address of `to`.
     pub fn narrowed(&self, scope: Scope, to: &Destination) -> Scope {
         if self.0.iter().any(|one| one.choice != Choice::Allow && touches(&one.target, &scope)) {
             return Scope { prefix: IpNet::from(to.address), service: Some((to.protocol, to.port)) };

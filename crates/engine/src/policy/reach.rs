@@ -38,7 +38,8 @@ impl Policy {
     }
 
     /// Returns the treatment that a subject's packets to a receiver need until a grant states more. It is the treatment
-    /// of the strongest rule that allows the subject anything there at this time.
+    /// of the strongest rule that allows the subject anything there at this time. If the receiver is a service that
+    /// accepts sealed tunnels, it is [`Treatment::None`].
     pub fn demanded(&self, receiver: &Receiver, subject: &Subject<'_>, now: u64) -> Treatment {
         let near = receiver.prefixes.iter().flat_map(|prefix| self.index.overlapping(prefix));
         let near = near.filter(|other| self.receivers[*other].spans.overlaps(&receiver.spans));

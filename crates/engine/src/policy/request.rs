@@ -7,7 +7,7 @@ use wire::Destination;
 /// The subject of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Subject<'s> {
-    /// The person's name.
+    /// The person's name; empty for somebody of whom only the other fields are known.
     pub person: &'s str,
     /// Groups from the session's login, in addition to those of the policy.
     pub groups: &'s [String],

@@ -15,7 +15,7 @@ pub struct Trace {
     pub allowed: bool,
     /// Name of the receiver to which the destination belongs, if any.
     pub receiver: Option<String>,
-    /// The deciding rule, if one matched.
+    /// The rule, list or consent that decided; `None` if none matched.
     pub rule: Option<Reason>,
     /// One sentence that states the decision.
     pub text: String,
@@ -125,8 +125,8 @@ impl<'p> Decision<'p> {
         self.rule().map(|rule| Reason { action: action.name(), ..reason(rule, "it decides".into()) })
     }
 
-    /// Returns the rule that decided. If a consent decided, returns the rule of its delegation. Returns `None` if no
-    /// rule matched, or if the destination belongs to no receiver.
+    /// Returns the rule that decided. If a consent or an entry of a list decided, returns the rule of its delegation or
+    /// list. Returns `None` if nothing matched, or if the destination belongs to no receiver.
     pub fn rule(&self) -> Option<&'p Rule> {
         match self {
             Self::NoReceiver | Self::DefaultDeny { .. } => None,

@@ -167,7 +167,8 @@ impl Initiator {
         Ok(())
     }
 
-    /// Seals the parts of a block. This is possible only when there is a tunnel.
+    /// Seals the parts of a block. This is possible only when there is a tunnel. `how` is the treatment and compression
+    /// of the block; `of` contains the suites that the rule allows, and the lane.
     ///
     /// # Errors
     ///
@@ -212,7 +213,7 @@ impl Initiator {
     ///
     /// # Errors
     ///
-    /// Returns the reason why the datagram was dropped. A dropped datagram changes nothing but counters.
+    /// Returns the reason why the datagram was dropped. A datagram whose tag is not valid changes nothing but counters.
     pub fn receive<'d>(
         &mut self,
         datagram: &'d mut [u8],

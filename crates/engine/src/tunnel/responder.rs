@@ -181,7 +181,8 @@ impl Responder {
     ///
     /// # Errors
     ///
-    /// Returns the reason why the datagram was not accepted. A datagram whose tag is not verified changes nothing.
+    /// Returns the reason why the datagram was not accepted. A datagram whose tag is not valid changes nothing but
+    /// counters.
     #[allow(clippy::too_many_arguments)]
     pub fn receive<'d>(
         &mut self,
@@ -489,7 +490,8 @@ impl Responder {
         Ok(address)
     }
 
-    /// Seals the parts of a block for a tunnel. Returns the address to which the caller has to send the records.
+    /// Seals the parts of a block for a tunnel. Returns the address to which the caller has to send the records. `how`
+    /// is the treatment and compression of the block; `of` contains the suites that the rule allows, and the lane.
     ///
     /// # Errors
     ///

@@ -35,7 +35,8 @@ impl Observer for Trace {
 pub struct Explanation {
     /// Outcome of the decision.
     pub outcome: Outcome,
-    /// The checks in the order in which they were made. The last one decided.
+    /// The checks in the order in which they were made. If the packet is dropped, the last check that failed shows the
+    /// reason.
     pub checks: Vec<Check>,
 }
 

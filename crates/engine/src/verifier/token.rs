@@ -64,7 +64,10 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         let time = token.time;
         self.require("clock", time.abs_diff(now) <= CLOCK_SKEW_MAX, DropReason::ClockSkew, || {
             let age = i64::from(now) - i64::from(time);
-            format!("the token was made {age} s ago; the maximum difference is {CLOCK_SKEW_MAX} s")
+            format!(
+                "by this verifier's clock, the token's age is {age} s; it must be from -{CLOCK_SKEW_MAX} to \
+                 {CLOCK_SKEW_MAX} s"
+            )
         })?;
         self.remembered(time, DropReason::ClockSkew, "used")?;
         let (Some(source), Some(address)) = (packet.source, packet.destination) else {
@@ -149,7 +152,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
     fn expiry(&mut self, what: &str, expires: u32) -> Result<(), DropReason> {
         let now = self.now;
         self.require("expiry", expires > now, DropReason::Expired, || {
-            format!("the {what} expires in {} s", i64::from(expires) - i64::from(now))
+            format!("seconds until the {what} expires: {}", i64::from(expires) - i64::from(now))
         })?;
         self.remembered(expires, DropReason::Expired, "revoked")
     }
@@ -296,13 +299,13 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         if opens {
             let flows = used.flows as i32;
             self.require("account's flows", flows < most as i32, DropReason::FlowLimit, || {
-                format!("account {number} has {flows} flows; the maximum is {most}")
+                format!("flows of account {number}: {flows}; the maximum is {most}")
             })?;
         }
         if is_new {
             let (grants, most) = (used.grants as i32, self.tables.config().grants_per_account);
             self.require("account's grants", grants < most as i32, DropReason::FlowLimit, || {
-                format!("account {number} has {grants} grants in use; the maximum is {most}")
+                format!("grants in use of account {number}: {grants}; the maximum is {most}")
             })?;
         }
         Ok(Some(used))
@@ -326,7 +329,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         }
         let flows = used.flows as i32;
         self.require("flow limit", flows < most as i32, DropReason::FlowLimit, || {
-            format!("the grant has {flows} flows; the maximum is {most}")
+            format!("flows of the grant: {flows}; the maximum is {most}")
         })
     }
 

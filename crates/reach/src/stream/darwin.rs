@@ -61,7 +61,7 @@ pub fn disconnect(socket: BorrowedFd<'_>) {
     unsafe { libc::disconnectx(descriptor(socket), libc::SAE_ASSOCID_ANY, libc::SAE_CONNID_ANY) };
 }
 
-/// Reports whether the other side has acknowledged the block in the SYN.
+/// Reports whether the peer has acknowledged the block in the SYN.
 pub fn took_data(socket: BorrowedFd<'_>) -> bool {
     // tcpi_tfo_syn_data_acked: the eighth bit of the flags.
     info(socket).is_some_and(|info| info[36] & 0x80 != 0)

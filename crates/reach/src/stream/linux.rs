@@ -70,7 +70,7 @@ pub fn disconnect(socket: BorrowedFd<'_>) {
     let _ = nix::sys::socket::getsockopt(&socket, nix::sys::socket::sockopt::SocketError);
 }
 
-/// Reports whether the other side has acknowledged the block in the SYN.
+/// Reports whether the peer has acknowledged the block in the SYN.
 pub fn took_data(socket: BorrowedFd<'_>) -> bool {
     info(socket).is_some_and(|info| info[INFO_OPTIONS] & SYN_DATA != 0)
 }

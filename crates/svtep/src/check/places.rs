@@ -48,7 +48,7 @@ pub fn compare(
     let more = missing.len().saturating_sub(MOST_MISSING);
     found.extend(missing.into_iter().take(MOST_MISSING));
     if more > 0 {
-        found.push(Found::new(format!("{more} more places"), Err(anyhow!("no tenant has these addresses, either"))));
+        found.push(Found::new(format!("{more} more places"), Err(anyhow!("there is no tenant for them, either"))));
     }
     found
 }
@@ -82,7 +82,7 @@ fn has_path(endpoint: IpAddr, verifier: &str, said: &EndpointPlaces) -> Result<(
         others => format!(" (paths to {} do)", others.join(", ")),
     };
     Err(anyhow!(
-        "no path to this address in the authority's networks.toml ends with the verifier {verifier}{others}, so \
+        "in the authority's networks.toml, no path to this address ends with the verifier {verifier}{others}. So \
         nothing is delivered to this address, and tenants can't be compared with the authority's places: correct \
         `address` here, or `to` and `verifiers` of a [[paths]] table there"
     ))
@@ -152,8 +152,8 @@ fn missing_tenant(EndpointPlace { network, prefix, behind, .. }: &EndpointPlace,
     let fault = match behind {
         Some((endpoint, _)) if !endpoints.contains(&endpoint) => {
             format!(
-                "the authority places it behind {endpoint}, which is no `address` of this endpoint: add it here, or \
-                 correct `endpoint` in networks.toml there"
+                "the authority places it behind {endpoint}, which is no `address` of this endpoint: add {endpoint} to \
+                 `address` here, or correct `endpoint` in networks.toml there"
             )
         }
         Some((_, interface)) => format!(

@@ -51,7 +51,8 @@ pub(super) fn sentence(discovered: &Discovered) -> String {
         (false, _) => "the configuration of this machine's agent does not permit logins there".to_owned(),
         (true, true) => format!("log in with `vouchsafe login {domain}`"),
         (true, false) => format!(
-            "that name is not within {domain}: log in there only if you know from another source that it is right"
+            "this authority is not within {domain}: log in there only if you know from another source that it is the \
+             right one"
         ),
     };
     format!("{domain} says that {authority} protects it{heard}: {what_to_do}")

@@ -18,7 +18,7 @@ pub fn service(protocol: u8, first_port: u16, last_port: u16) -> String {
     }
 }
 
-/// Formats the time from `now` until `then`.
+/// Formats the time from `now` until `then`, both in seconds; `over` if `then` has passed.
 pub fn left(then: u64, now: u64) -> String {
     if then <= now { "over".to_owned() } else { span(then - now) }
 }

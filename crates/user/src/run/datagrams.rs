@@ -50,8 +50,9 @@ pub struct Flows {
 }
 
 impl Flows {
-    /// Sends a block to `to` on a program's socket, unless a block was sent there a moment ago. If this succeeds, the
-    /// caller lets the program send its datagram.
+    /// Sends a block to `address` on a program's socket. Sends none if the address needs no token, or if the socket is
+    /// not connected and has sent a block there in the last 14 s. If this succeeds, the caller lets the program send
+    /// its datagram.
     ///
     /// # Errors
     ///

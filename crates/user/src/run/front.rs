@@ -121,7 +121,8 @@ pub fn cannot_start(program: &OsStr, error: &std::io::Error) -> ExitCode {
     ExitCode::from(code_of(error) as u8)
 }
 
-/// Returns the exit code that shells use for a command that can't be started with this error.
+/// Returns the exit code that shells use for a command that can't be started because of this error: 127 if there is no
+/// such program, otherwise 126.
 pub fn code_of(error: &std::io::Error) -> i32 {
     if error.kind() == ErrorKind::NotFound { 127 } else { 126 }
 }

@@ -41,11 +41,12 @@ pub fn prefer_one_processor(listener: BorrowedFd<'_>) {
     unsafe { libc::ioctl(listener.as_raw_fd(), SET_FLAGS as _, SYNC_WAKE_UP) };
 }
 
-/// Waits for a question. Returns `None` if the call was interrupted while the supervisor read the question.
+/// Waits for a question. Returns `None` if a signal interrupted the waiting, or interrupted the call about which the
+/// kernel asked.
 ///
 /// # Errors
 ///
-/// Fails if no process is left under the filter.
+/// Fails with the system's error.
 pub fn receive(listener: BorrowedFd<'_>) -> io::Result<Option<Question>> {
     // The room is larger than the structure, in case the kernel's structure has grown.
     let mut room = [0_u64; 32];

@@ -66,7 +66,7 @@ pub fn address(thread: i32, at: u64, length: u64) -> io::Result<Option<Address>>
     Ok(to.map(|to| Address { raw, to }))
 }
 
-/// Returns the id of the process to which a thread belongs.
+/// Returns the id of the process to which a thread belongs; `None` if the thread has ended.
 pub fn process_of(thread: i32) -> Option<i32> {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
@@ -86,7 +86,7 @@ pub fn socket(thread: i32, descriptor: u64) -> io::Result<OwnedFd> {
     take_fd(&process, descriptor)
 }
 
-/// Returns a number that identifies a socket among all sockets of this machine.
+/// Returns the number of the socket's inode, which identifies the socket among all sockets of this machine.
 ///
 /// # Errors
 ///
@@ -125,7 +125,8 @@ fn option(socket: BorrowedFd<'_>, name: i32) -> Option<i32> {
     (got == 0).then_some(value)
 }
 
-/// Returns the time limit for connecting that the program itself has set on the socket.
+/// Returns the time limit for connecting that the program itself has set on the socket (`SO_SNDTIMEO`); `None` if it
+/// has set none.
 pub fn time_limit(socket: BorrowedFd<'_>) -> Option<Duration> {
     let time = nix::sys::socket::getsockopt(&socket, nix::sys::socket::sockopt::SendTimeout).ok()?;
     let time = Duration::new(time.tv_sec().try_into().ok()?, u32::try_from(time.tv_usec()).ok()? * 1000);

@@ -85,7 +85,10 @@ pub(super) async fn end(stop: &watch::Sender<bool>, others: Vec<JoinHandle<()>>)
     stop.send_replace(true);
     for other in others {
         if timeout(ENDING, other).await.is_err() {
-            tracing::warn!("the state of an organisation could not be stored in time");
+            tracing::warn!(
+                "the last state from an organisation's authority could not be stored in time: the next run may start \
+                 with an older state"
+            );
         }
     }
 }

@@ -91,8 +91,8 @@ impl Kernel {
             || self.attached.keys().any(|name| wanted.iter().all(|there| there.name != *name))
     }
 
-    /// Attaches to interfaces that have appeared. Detaches from interfaces that are gone, and from interfaces whose
-    /// frames now also pass through another protected interface.
+    /// Attaches to interfaces that have appeared, and detaches from interfaces that are gone. If the settings name no
+    /// interfaces, also detaches from interfaces whose frames now also pass through another protected interface.
     pub fn attach_changed(&mut self) -> Result<()> {
         if let Some(gateway) = self.gateway.as_mut().filter(|gateway| gateway.has_changed()) {
             gateway.attach_changed(self.lasting)?;

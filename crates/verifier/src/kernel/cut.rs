@@ -18,7 +18,8 @@ pub struct Cut {
     pub complete: bool,
     /// Number of flows that were removed because they were revoked or idle.
     pub flows: u32,
-    /// The revoked grants that have not expired, so that their revocations stay in the table.
+    /// The grants whose revocations stay in the table. Grants that [`Kernel::cut`] revoked for one sweep only are not
+    /// among them.
     pub lasting: Vec<RevokedGrant>,
 }
 

@@ -92,8 +92,8 @@ impl Kernel {
         self.protected().into_iter().filter(|entry| written.named.contains(&entry.prefix)).collect()
     }
 
-    /// Returns the services that are protected at addresses of this host that no receiver names, and the networks of
-    /// these addresses.
+    /// Returns the services that are protected at all addresses of this host, not only at those that receivers name,
+    /// and the networks of these addresses.
     pub fn extended(&self) -> view::Extended {
         let written = self.written();
         view::Extended {

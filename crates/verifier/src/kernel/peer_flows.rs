@@ -45,14 +45,15 @@ impl Kernel {
         self.lessees = Some(lessees);
     }
 
-    /// Reports whether a flow can be advertised to other gateways. On a gateway with a pool, this is the case once the
-    /// flow has an inside address. Flows in tunnels have addresses of the tunnels instead.
+    /// Reports whether a flow can be advertised to other gateways. On a gateway with a pool, a flow that a client
+    /// opened outside of tunnels must first have an inside address. All other flows can be advertised at once.
     pub fn can_advertise(&self, key: &FlowKey, flow: &Flow) -> bool {
         key.tunnel == 1 || flow.origin != origin::TOKEN || flow.inside != 0 || self.addresses().is_none()
     }
 
-    /// Returns a flow in the form in which it is advertised to other gateways. Returns `None` if the person behind the
-    /// flow's inside address is unknown, or if the flow begins in a tunnel and its client is unknown.
+    /// Returns a flow in the form in which it is advertised to other gateways. `begins` says whether the flow is new to
+    /// them. Returns `None` if the person behind the flow's inside address is unknown, or if a new flow is in a tunnel
+    /// and its client is unknown.
     pub fn advertised_form(&self, key: FlowKey, flow: Flow, begins: bool) -> Option<AdvertisedFlow> {
         let lessees = self.lessees.as_ref().filter(|_| key.tunnel == 1);
         let lessee = lessees.and_then(|lessees| lessees.of(key.client().0));

@@ -10,8 +10,9 @@ use wire::map::{SERVICES_MAX, Services};
 /// authority may admit packets to them. The kernel finds only the longest prefix that contains an address, so each
 /// entry includes the services of wider prefixes in both tables.
 ///
-/// If an entry has no room for all services, it closes the whole prefix, so that no service of another organisation is
-/// open. If there is no room for that either, the last one of the own services is closed, too.
+/// If an entry has no room for all services, it marks all ports of the prefix, except those of the services of `own`.
+/// So no service of `foreign` is left open. If there is no room for that either, the last service of `own` is marked,
+/// too.
 pub fn merged(own: &[Protected], foreign: &[Protected]) -> Vec<Protected> {
     type Pair<'a> = [Option<&'a Services>; 2];
     let mut all: BTreeMap<IpNet, Pair<'_>> = BTreeMap::new();

@@ -51,8 +51,8 @@ pub fn joined(mut spans: Vec<Service>) -> Vec<Service> {
     spans
 }
 
-/// Closes the smallest gaps between these joined ranges, until there are at most `room`. Closes only gaps within one of
-/// the ranges of `limits`. If that is not enough, returns `limits`.
+/// Closes the smallest gaps between these joined ranges, until at most `room` ranges are left. Closes only gaps that
+/// are within one of the ranges of `limits`. If that is not enough, returns `limits`.
 pub fn with_gaps_closed(spans: &[Service], room: usize, limits: &[Service]) -> Vec<Service> {
     let given = |protocol: u8, port: u16| limits.iter().position(|limit| limit.covers(protocol, port));
     let closable = |at: &usize| {

@@ -23,7 +23,7 @@ pub struct Hello {
     pub id: U64,
 }
 
-/// Header of a frame.
+/// Header of a frame: a message with up to [`RECORDS_MAX`] flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Head {
@@ -41,9 +41,9 @@ pub struct Head {
 pub struct Reply {
     /// Number of the frame to which this message replies.
     pub number: U64,
-    /// Number of flows that are in the receiver's tables.
+    /// Number of the frame's flows that are now in the receiver's tables.
     pub taken: U32,
-    /// Number of flows that the receiver refused.
+    /// Number of the frame's flows that the receiver refused.
     pub refused: U32,
 }
 

@@ -16,7 +16,7 @@ const TUNNEL_DEVICE: &str = "vs-sealed";
 /// Interval at which the verifier looks for interfaces that have appeared.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// The routing rules of this verifier, and the settings from which they result.
+/// The routing rules by which this verifier diverts connections to the relay, and the settings from which they result.
 pub struct Diversions {
     diversion: Diversion,
     outside: Vec<String>,

@@ -21,7 +21,7 @@ const VALUE_MAX: usize = 255;
 /// The longest unique id that the protocol allows.
 const UNIQUE_ID_MAX: usize = 128;
 
-/// Builds the header of a connection. `since` is the time when the connection began, in Unix seconds.
+/// Builds the PROXY protocol header of a connection. `since` is the time when the connection began, in Unix seconds.
 pub fn header(client: SocketAddr, server: SocketAddr, identity: &Identity, since: u32) -> Vec<u8> {
     let mut body = Vec::new();
     let Identity { person, device, receiver, rule, handle } = identity;
@@ -34,7 +34,8 @@ pub fn header(client: SocketAddr, server: SocketAddr, identity: &Identity, since
     with(client, server, &body)
 }
 
-/// Builds the header of a connection whose client is unknown. This header has no TLVs.
+/// Builds the PROXY protocol header of a stranger's connection. This header has no TLVs, because they describe a
+/// person.
 pub fn anonymous(client: SocketAddr, server: SocketAddr) -> Vec<u8> {
     with(client, server, &[])
 }

@@ -132,7 +132,7 @@ pub(super) fn renewal(text: &str) -> Result<u32, String> {
     if RENEWAL.contains(&seconds) { Ok(seconds) } else { Err("from 30s to 30d".to_owned()) }
 }
 
-/// Parses a duration on the command line.
+/// Parses a duration on the command line, such as `5m`, and returns its number of seconds.
 ///
 /// # Errors
 ///

@@ -98,9 +98,9 @@ pub struct TunnelTerms {
     pub forward_secrecy: bool,
     /// The age at which the tunnel's keys are renewed, in seconds.
     pub rekey: u32,
-    /// The IPv4 address and UDP port at which tunnels begin. The port is not 0.
+    /// The IPv4 address and UDP port at which the verifier accepts tunnels; `None` if it has none. The port is not 0.
     pub ipv4: Option<(Ipv4Addr, u16)>,
-    /// The IPv6 address and UDP port at which tunnels begin. The port is not 0.
+    /// The IPv6 address and UDP port at which the verifier accepts tunnels; `None` if it has none. The port is not 0.
     pub ipv6: Option<(Ipv6Addr, u16)>,
 }
 

@@ -93,7 +93,8 @@ pub struct Ladder {
     pub rung: u32,
     /// One in this many connections begins with rung 0 instead; 0 if no connection does.
     pub every: u32,
-    /// Number of connections that the program has counted.
+    /// Number of connections that the program has counted, in order to apply `every`. It counts them only while neither
+    /// `rung` nor `every` is 0.
     pub count: u32,
     /// Reserved; zero.
     pub reserved: u32,
@@ -148,8 +149,8 @@ pub struct DatagramFlow {
     pub reserved: u32,
 }
 
-/// The owner of a packet, or a sender who asks for a treatment. The agent's program determines it from the packet's
-/// socket or, for [`owner::DSCP`], from the IP header.
+/// The owner of a packet, or a sender who asks for a treatment. The agent's program finds out either of them from the
+/// packet's socket or, for [`owner::DSCP`], from the IP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Owner {
@@ -250,9 +251,11 @@ pub struct Conversation {
     /// Time when the flow's last token was sent, Unix seconds.
     pub token: u32,
     /// 0 if the flow is unanswered. A packet from the other end sets the value to 1. After that, the first datagram
-    /// that the flow sends in each second adds 1 until the value is 3. The next such datagram sets it to 0.
+    /// that the flow sends in each second adds 1 until the value is 3. The next such datagram sets it to 0, and so does
+    /// every datagram that the flow sends after 15 s of silence.
     pub answered: u16,
-    /// Number of datagrams of the flow since it began, at most 65 535. Datagrams without a grant are not counted.
+    /// Number of datagrams that the flow has sent since it began, or since its last 15 s of silence; at most 65 535.
+    /// Datagrams without a grant are not counted.
     pub sent: u16,
     /// Number of the subject to which the flow belongs.
     pub subject: u32,
@@ -260,8 +263,9 @@ pub struct Conversation {
     pub seen: u32,
 }
 
-/// Header of a packet that the agent's program passes to user space, because the grant for the packet is missing. If
-/// `slot.subject` is 0, which is no user's number, the packet is a copy of a name server's answer.
+/// Header of a packet that the agent's program passes to user space, because the grant for the packet is missing. The
+/// copy of a first packet that was sent has this header, too: see [`Steered::LADDER`]. If `slot.subject` is 0, which is
+/// no user's number, the packet is a copy of a name server's answer.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct QueuedHeader {
@@ -269,7 +273,7 @@ pub struct QueuedHeader {
     pub slot: GrantSlot,
     /// Index of the packet's interface.
     pub interface: u32,
-    /// Number of bytes of the packet that follow this header.
+    /// Length of the packet in bytes. At most its first 32 768 bytes follow this header.
     pub length: u32,
     /// Payload bytes of each datagram if the packet is a super-packet (GSO), otherwise 0.
     pub segment: u16,
@@ -303,7 +307,7 @@ pub mod agent_counter {
     pub const FAILED: u32 = 7;
     /// Number of datagrams that were dropped because they would have used another subject's flow.
     pub const RIDER: u32 = 8;
-    /// Number of first packets to authorities to which the program added the support option.
+    /// Number of first packets that went to an authority, and to which the program added the support option.
     pub const SUPPORT: u32 = 9;
     /// Number of client keys received in band.
     pub const KEYS: u32 = 10;

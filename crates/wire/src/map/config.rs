@@ -32,11 +32,14 @@ pub struct VerifierConfig {
     pub tcp_idle: u32,
     /// Number of seconds without a packet after which a flow of any other protocol is forgotten.
     pub udp_idle: u32,
-    /// Number of seconds without a packet after which a TCP flow is forgotten if its client has sent FIN or RST.
+    /// Number of seconds without a packet after which a TCP flow is forgotten if its client has sent FIN or RST, or has
+    /// not opened the flow completely yet.
     pub closing_idle: u32,
     /// Maximum number of drop samples per second on one core.
     pub samples_per_second: u32,
-    /// 1 if the program only counts and reports packets and drops none, otherwise 0.
+    /// 1 if the program only observes: it counts and reports the packets that it refuses, but lets them pass, except
+    /// packets in sealed tunnels, SYNs with a stream's block, and segments in datagrams (wire.md §4.6.3, §4.8.3).
+    /// Otherwise 0.
     pub observe: u32,
     /// The accepted carriers: the sum of the numbers of [`Carrier`].
     pub carriers: u16,

@@ -13,7 +13,7 @@ pub struct DropSample {
     pub flow: FlowKey,
     /// Index of the interface on which the packet arrived.
     pub interface: u32,
-    /// The packet's length in bytes.
+    /// Length of the frame in bytes, at most 65 535.
     pub length: u16,
     /// Number of the drop reason.
     pub reason: u8,

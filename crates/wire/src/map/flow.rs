@@ -30,7 +30,7 @@ pub struct FlowKey {
 }
 
 impl FlowKey {
-    /// Returns the flow between a client and a server, outside of sealed tunnels.
+    /// Returns the key of the flow between a client and a server, outside of sealed tunnels.
     pub fn new(client: IpAddr, client_port: u16, server: IpAddr, server_port: u16, protocol: u8) -> Self {
         Self {
             client: address_bytes(client),

@@ -2,7 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A gateway's pool of inside addresses, fixed when its programs are loaded.
+/// The size of a gateway's pool of inside addresses, fixed when the gateway's programs are loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct NatConfig {
@@ -31,8 +31,8 @@ pub struct PoolSlot {
     pub reserved: u32,
 }
 
-/// Key of the table `leases`, which holds the inside address that a person had last: the person, and the family of the
-/// address.
+/// Key of the table `leases`: a person and an address family. The entry is the slot of the inside address of this
+/// family that the person had last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LeaseKey {

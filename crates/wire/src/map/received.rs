@@ -34,7 +34,7 @@ pub struct ReceivedFlow {
     pub flow: Flow,
     /// Expiry of the flow's grant, Unix seconds.
     pub expires: u32,
-    /// 1 if the flow has to be created if it is not in the table, otherwise 0.
+    /// 1 if the program has to add the flow when the table lacks it, otherwise 0.
     pub begins: u32,
 }
 
@@ -44,13 +44,14 @@ pub mod taken {
     pub const NEW: u32 = 1;
     /// The flow was in the table and has been refreshed.
     pub const KNOWN: u32 = 2;
-    /// The flow's grant is revoked.
+    /// Refused: the flow's grant is revoked, or the grant's session has ended.
     pub const REVOKED: u32 = 3;
-    /// The flow is older than the flow that the table has between the same ends.
+    /// Refused: the flow that the table has between the same ends stays. Either that flow is at least as new, or it is
+    /// open with another owner, or the reported flow consists only of the inside's answers.
     pub const OLDER: u32 = 4;
-    /// The flow has ended on this gateway.
+    /// Refused: the table does not have the flow (any more), and [`super::ReceivedFlow::begins`] is 0.
     pub const GONE: u32 = 5;
-    /// The table is full.
+    /// Refused: a table is full, the limit of flows opened from inside is reached, or a core is changing the entry.
     pub const FULL: u32 = 6;
 }
 

@@ -3,8 +3,8 @@
 use crate::holder::Holder;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Index in the table of class sets. The set at this index contains the classes of accounts in which a session has
-/// ended. The set of classes of revoked handles is at index 0.
+/// Index in the table of class sets (see [`super::ClassSet`]). The set at this index contains the class of each account
+/// of which a session has ended. The set at index 0 contains the class of each revoked handle.
 pub const CLASSES_OF_ACCOUNTS: u32 = 1;
 
 /// Key of the table of ended sessions: one session, or all sessions of an account.

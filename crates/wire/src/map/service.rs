@@ -91,7 +91,7 @@ impl OptionalService {
         Self { address: bytes, port: port.to_be_bytes(), family, reserved: 0 }
     }
 
-    /// Returns the service.
+    /// Returns the service's address and port.
     pub fn service(&self) -> (IpAddr, u16) {
         let [a, b, c, d, ..] = self.address;
         let address = if self.family == 4 { IpAddr::from([a, b, c, d]) } else { IpAddr::from(self.address) };

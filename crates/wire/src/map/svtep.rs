@@ -35,7 +35,8 @@ pub struct SvtepConfig {
     /// 1 if the kernel can remove an outer IPv4 header from an IPv6 packet, and an outer IPv6 header from an IPv4
     /// packet (Linux 6.3).
     pub turns: u32,
-    /// Maximum number of packets of one tenant that the program passes to user space per second.
+    /// Maximum number of one tenant's packets that the program passes to user space per second. Control packets have a
+    /// limit of their own.
     pub reports: u32,
 }
 
@@ -192,7 +193,7 @@ const fn ports(inner: &Inner) -> (u16, u16) {
 pub mod segment_state {
     /// There is no segment. The daemon of the tunnel endpoint requests no segment until the entry expires.
     pub const REFUSED: u8 = 0;
-    /// Packets are sent under this segment.
+    /// State of a segment that the endpoint has got from the authority, and under which it sends packets.
     pub const GIVEN: u8 = 1;
     /// Each flow has a segment of its own.
     pub const BY_FLOW: u8 = 2;
@@ -316,7 +317,8 @@ impl SegmentEntry {
         list.as_chunks::<16>().0.iter().rev().map(|hop| Ipv6Addr::from(*hop))
     }
 
-    /// Returns the number of bytes by which the headers lengthen a packet.
+    /// Returns the number of bytes that the headers add to a packet. The state of the entry must be
+    /// [`segment_state::GIVEN`].
     pub const fn grows(&self) -> usize {
         let route = if self.hops == 0 { 0 } else { ROUTE_LEN + 16 * self.hops as usize };
         (if self.family == 4 { IPV4_LEN } else { IPV6_LEN }) + route + UDP_LEN + self.length as usize
@@ -340,8 +342,8 @@ pub struct Consent {
 }
 
 impl Consent {
-    /// Returns the record of a segment. A packet with this encapsulation brought the segment from the endpoint
-    /// `sending` to the endpoint `receiving`. Returns `None` if the header can't be encoded.
+    /// Returns the record of the segment in `encapsulation`. The encapsulated packet came from the endpoint `sending` to
+    /// the endpoint `receiving`. Returns `None` if the header can't be encoded.
     pub fn new(encapsulation: &Encapsulation<'_>, sending: IpAddr, receiving: IpAddr) -> Option<Self> {
         let mut geneve = [0; GENEVE_MAX];
         let length = encapsulation.encode(&mut geneve)? as u8;
@@ -413,7 +415,7 @@ pub mod svtep_counter {
     pub const UNREPORTED: u32 = 2;
     /// Number of packets that were dropped because a request for their segment was refused.
     pub const REFUSED: u32 = 3;
-    /// Number of packets that were too long for the tunnel.
+    /// Number of packets that were passed to user space because they were too long for the tunnel.
     pub const TOO_LONG: u32 = 4;
     /// Number of packets that were dropped because of their form.
     pub const MALFORMED: u32 = 5;
@@ -423,12 +425,12 @@ pub mod svtep_counter {
     pub const OTHER: u32 = 7;
     /// Number of neighbour solicitations and ARP requests that the program answered.
     pub const NEIGHBOUR: u32 = 8;
-    /// Number of packets that the kernel failed to change.
+    /// Number of packets that were dropped because the kernel failed to change them.
     pub const FAILED: u32 = 9;
     /// Number of packets from the tunnel that were delivered to tenants.
     pub const DELIVERED: u32 = 10;
-    /// Number of packets with a valid proof that were not delivered, because this endpoint has no interface for them,
-    /// or because another verifier has to check them first.
+    /// Number of packets with a valid proof that were not delivered: this endpoint has no interface for them, another
+    /// verifier has to check them first, or they are control packets that are too long.
     pub const UNDELIVERED: u32 = 11;
     /// Number of received segments that were recorded because the receiver is allowed to answer.
     pub const CONSENTS: u32 = 12;

@@ -155,13 +155,15 @@ impl Handshake {
     }
 
     /// Returns the encoded response and the secret of phase 1. `shared` is the result of X25519 for the responder's own
-    /// share and the share in the initiation. Returns `None` if the response is a refusal.
+    /// share and the share in the initiation. Returns `None` if the response is a refusal, or if the cryptographic
+    /// library fails.
     pub fn respond(&self, response: &Response, shared: &Shared) -> Option<([u8; RESPONSE_LEN], PhaseSecret)> {
         response.given.ok()?;
         self.sealed(response, shared)
     }
 
-    /// Returns the encoded response if it is a refusal, otherwise `None`.
+    /// Returns the encoded response. Returns `None` if the response is no refusal, or if the cryptographic library
+    /// fails.
     pub fn refuse(&self, response: &Response) -> Option<[u8; RESPONSE_LEN]> {
         response.given.err()?;
         Some(self.sealed(response, &Shared::none())?.0)
@@ -176,8 +178,9 @@ impl Handshake {
         Some((bytes, secret))
     }
 
-    /// Returns the secret of phase 1, for the initiator. Returns `None` if the response does not have the right tag.
-    /// `shared` is the result of X25519 for the initiator's own share and the share in the response.
+    /// Returns the secret of phase 1, for the initiator. Returns `None` if the response does not have the right tag, or
+    /// if the cryptographic library fails. `shared` is the result of X25519 for the initiator's own share and the share
+    /// in the response.
     pub fn take(&self, bytes: &[u8; RESPONSE_LEN], shared: &Shared) -> Option<PhaseSecret> {
         let (head, tag) = bytes.split_first_chunk()?;
         let (right, secret) = self.join(head, shared)?;

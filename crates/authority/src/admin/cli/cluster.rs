@@ -125,12 +125,12 @@ pub struct MigrateArguments {
     /// cluster, as `cluster leave` does
     #[arg(long, value_name = "STORE")]
     to: Store,
-    /// The options of `cluster init`, without which `--to etcd` fails
+    /// The options of `cluster init` and of `cluster leave`
     #[command(flatten)]
     options: MigrateOptions,
 }
 
-/// The options of `cluster init`, all of them optional
+/// The options of `cluster init` and of `cluster leave`, all of them optional
 #[derive(Args, Debug)]
 pub struct MigrateOptions {
     /// The authority's directory

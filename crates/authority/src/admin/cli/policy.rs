@@ -122,7 +122,8 @@ pub struct Explain {
     json: bool,
 }
 
-/// Runs `command`. Returns exit code 1 if `command` is a query and the answer is no.
+/// Runs `command`. Returns exit code 1 if a check or a test of a policy fails, the policy denies a request, or a
+/// comparison finds a difference.
 ///
 /// # Errors
 /// Fails if the command could not be carried out.

@@ -37,7 +37,7 @@ pub struct LiveFlow {
 
 /// The live flows of the verifiers that report.
 pub struct Live {
-    /// The flows that the reports list, those with the latest packet first.
+    /// The flows that the reports list, at most 5000 of them, sorted by the time of their latest packet, latest first.
     pub flows: Vec<LiveFlow>,
     /// Number of live flows, including flows that the reports do not list.
     pub total: u64,

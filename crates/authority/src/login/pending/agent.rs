@@ -231,7 +231,7 @@ impl Logins {
         })
     }
 
-    /// Returns the question for the person in front of this browser.
+    /// Returns the question for the person whose browser presents this secret.
     ///
     /// # Errors
     /// Fails if there is no such login in progress, or it belongs to another browser.

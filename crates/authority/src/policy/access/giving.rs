@@ -59,7 +59,7 @@ pub enum Giver<'a> {
 /// A consent that was given.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GivenConsent {
-    /// The number of the consent.
+    /// The number of the consent, 8 hex digits.
     pub id: String,
     /// The holder.
     pub holder: String,
@@ -101,11 +101,11 @@ struct Read {
 }
 
 impl AccessRequests {
-    /// Gives consents that nobody requested, all of them or none. Returns when the consents are in force here and at
-    /// the other members of the cluster, and the holders' agents have been notified.
+    /// Gives consents that nobody requested, all of them or none. Waits up to seven seconds until the consents are in
+    /// force at the other members of the cluster. Then notifies the holders' agents that are connected to this member.
     ///
     /// # Errors
-    /// Fails if a consent is malformed or exceeds the delegation, its holder is a person who does not exist, a limit is
+    /// Fails if a consent is malformed or exceeds the delegation, its holder is the giver or does not exist, a limit is
     /// reached, another policy was put in force meanwhile, the giver's session has ended, or the database cannot be
     /// written.
     pub async fn give(

@@ -21,11 +21,11 @@ pub(super) const COLUMNS: &str = "id, person, receiver, services, lifetime, reas
 pub enum AccessState {
     /// Nobody has decided.
     Open,
-    /// A delegate has consented, and the consent has not ended.
+    /// A delegate or an operator has consented, and the consent has not ended.
     Allowed,
     /// A delegate has refused.
     Refused,
-    /// The person has withdrawn the request, or the consent was withdrawn.
+    /// The request or the consent was withdrawn, or the name of its receiver now means another receiver, or none.
     Withdrawn,
     /// The consent has ended by itself.
     Expired,
@@ -80,14 +80,14 @@ pub struct AccessEntry {
     pub decided: Option<u64>,
     /// The note of the person who decided.
     pub note: Option<String>,
-    /// Time at which the consent ends, or would have ended.
+    /// Time at which the consent ends, or would have ended if it had not been withdrawn, in Unix seconds.
     pub until: Option<u64>,
     /// Time at which the request or consent was withdrawn, expired or became outdated, in Unix seconds.
     pub ended: Option<u64>,
     /// The person or operator who withdrew the request or consent.
     pub ender: Option<String>,
-    /// Names of the delegations that covered the person at the request; `None` if an earlier version recorded it; empty
-    /// if nobody asked.
+    /// Names of the delegations that covered the person when they asked. Empty for a consent without a request; `None`
+    /// if an earlier version of Vouchsafe recorded the request.
     #[serde(skip)]
     pub delegations: Option<Vec<String>>,
     /// Whether the name of the receiver still means the receiver for which the person asked.

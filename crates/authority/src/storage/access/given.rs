@@ -41,7 +41,8 @@ pub struct GivingDelegate {
     pub session: TokenHash,
     /// Name of the delegate.
     pub person: String,
-    /// The groups that make the person a delegate.
+    /// The groups that the delegate had when the policy was consulted. If they have changed meanwhile, no consent is
+    /// recorded.
     pub groups: Vec<String>,
 }
 
@@ -52,7 +53,8 @@ pub struct NewConsent {
     pub id: RequestId,
     /// The holder of the consent.
     pub holder: Holder,
-    /// The groups and tags of the person by which the delegation covers them.
+    /// The groups and tags that the holder, if it is a person, had when the policy was consulted. If they have changed
+    /// meanwhile, no consent is recorded.
     pub facts: PersonFacts,
     /// Name of the receiver.
     pub receiver: String,

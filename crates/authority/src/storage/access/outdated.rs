@@ -9,8 +9,8 @@ use rusqlite::OptionalExtension;
 use std::collections::HashMap;
 
 impl Database {
-    /// Records the addresses of receivers that a conversion of the database did not know. `addresses` must be those of
-    /// the policy with this version; if another version is in force, nothing changes.
+    /// Records the addresses of the receivers whose addresses were not known when the database was converted.
+    /// `addresses` must be those of the policy with this version; if another version is in force, nothing changes.
     ///
     /// # Errors
     /// Fails if the database cannot be read or written.
@@ -27,8 +27,8 @@ impl Database {
         })
     }
 
-    /// Ends up to 500 requests and consents for receivers whose names were given to others. Reports whether there are
-    /// possibly more.
+    /// Ends up to 500 requests or consents for a receiver whose name now means another receiver, or none. Reports
+    /// whether there are possibly more.
     ///
     /// # Errors
     /// Fails if the database cannot be read or written.

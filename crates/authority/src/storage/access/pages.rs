@@ -37,7 +37,7 @@ impl FromStr for AccessMark {
     }
 }
 
-/// A part of a list.
+/// A page of a list of requests and consents, with at most 100 entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessPage {
     /// The entries.
@@ -47,7 +47,7 @@ pub struct AccessPage {
 }
 
 impl Database {
-    /// Returns a page of a person's requests, newest first.
+    /// Returns a page of a person's requests and consents, newest first.
     ///
     /// # Errors
     /// Fails if the database cannot be read.

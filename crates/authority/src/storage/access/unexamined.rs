@@ -28,7 +28,8 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Returns the entry about a person, if the person's grants have to be examined.
+    /// Returns the entry about a person, or about `group:NAME` or `tag:NAME`; `None` if no grants have to be examined
+    /// for this holder.
     ///
     /// # Errors
     /// Fails if the database cannot be read.

@@ -288,8 +288,8 @@ impl Database {
         Trail::ALL.into_iter().map(head).collect()
     }
 
-    /// Reports whether the trails contain a head that was noted earlier, or contained it before their beginning was
-    /// cut. Does not verify the entries.
+    /// Reports whether a trail contains a head that was noted earlier. Also returns true if the trail was cut beyond
+    /// this head, because the head can then not be compared any more. Does not verify the entries.
     ///
     /// # Errors
     /// Fails if the database cannot be read.
@@ -308,8 +308,7 @@ impl Database {
     /// `identity`, the DER form of the authority's CA certificate. Changes nothing.
     ///
     /// # Errors
-    /// Fails if the database cannot be read, or a noted head is older than the oldest entry that its trail still
-    /// contains.
+    /// Fails if the database cannot be read, or a noted head is older than the last entry that was cut from its trail.
     pub fn verify_audit(&mut self, identity: &[u8], noted: &[NotedHead]) -> Result<Verdict> {
         // All reads are in one transaction, so that entries which a running server appends at the same time do not look
         // like a fault.

@@ -35,7 +35,8 @@ impl<S> Default for AuditDedup<S> {
 }
 
 impl<S: Eq + Hash> AuditDedup<S> {
-    /// Counts an event of a subject in a minute. Returns true if the caller must write the event.
+    /// Counts an event of a subject in a minute. Returns true if the caller must write the event. This is so for the
+    /// subject's first ten events in the minute, if there is room for the subject's counter.
     pub fn note(&self, subject: S, minute: u64) -> bool {
         let mut counts = self.lock();
         let Counts { by_subject, others } = &mut *counts;

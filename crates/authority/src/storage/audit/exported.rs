@@ -29,7 +29,8 @@ pub fn verify_export(lines: impl BufRead, identity: &[u8], noted: &[NotedHead]) 
         let entry: AuditEntry = serde_json::from_str(&line)
             .with_context(|| format!("line {} is not an entry of an audit trail", at + 1))?;
         let found = trails.iter_mut().find(|(trail, _)| trail.name() == entry.trail);
-        let (trail, progress) = found.with_context(|| format!("line {}: there is no such trail", at + 1))?;
+        let (trail, progress) =
+            found.with_context(|| format!("line {}: its trail is neither `acts` nor `refusals`", at + 1))?;
         let trail = *trail;
         if entry.id <= number {
             return broken(trail, format!("entry {}: it comes after entry {number}, but numbers must rise", entry.id));

@@ -44,7 +44,7 @@ const DECISIVE: &[(&str, Decisive)] = &[
 pub(super) struct Table {
     pub name: String,
     pub columns: Vec<String>,
-    /// The positions of the primary key's columns.
+    /// The indices in `columns` of the columns that form the primary key.
     pub key: Vec<usize>,
 }
 
@@ -112,7 +112,7 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    /// Creates the triggers and the functions on a connection.
+    /// Creates on a connection the triggers and SQL functions that record changes.
     pub fn attach(connection: &Connection) -> Result<Self> {
         let tables: Arc<[Table]> = tables(connection)?.into();
         let recording = Arc::<Mutex<Recording>>::default();

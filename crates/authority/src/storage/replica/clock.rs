@@ -77,7 +77,8 @@ impl Clock {
         }
     }
 
-    /// Returns the number of seconds by which the clock is behind the cluster's time, or `None` if the clock is right.
+    /// Returns the number of seconds by which the clock is behind the cluster's time, negative if it is ahead, or
+    /// `None` if the clock is right.
     pub fn wrong(&self) -> Option<i64> {
         self.wrong_at(Reading::now())
     }
@@ -93,7 +94,8 @@ impl Clock {
     }
 }
 
-/// Describes a clock that is behind the cluster's time by this number of seconds.
+/// Returns a sentence about a clock that is behind the cluster's time by this number of seconds. A negative number
+/// means that the clock is ahead.
 pub fn sentence(behind: i64) -> String {
     let by = behind.unsigned_abs();
     let of = if behind < 0 { "ahead of" } else { "behind" };

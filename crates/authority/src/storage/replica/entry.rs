@@ -27,7 +27,7 @@ pub(super) struct Entry {
     pub member: String,
     /// Time of the transaction, in Unix seconds.
     pub time: u64,
-    /// The format of the member's database.
+    /// The format in which the entry is written: the oldest database format of any member of the cluster.
     pub schema: i64,
     /// Whether other members must act on the entry at once, because it ends or changes what is allowed.
     pub urgent: bool,

@@ -62,7 +62,8 @@ impl Formats {
         Ok(format)
     }
 
-    /// Checks that this program can read and write `format`, which `what` has.
+    /// Checks that this program can read and write `format`. `what` is the name, in the error message, of the data that
+    /// have this format.
     pub fn check(&self, format: i64, what: &str) -> Result<(), Unavailable> {
         let Self { own, earliest, .. } = *self;
         let way_out = if format > own {
@@ -81,7 +82,7 @@ impl Formats {
     /// Converts changes to the form in which a database of `format` stores them.
     ///
     /// # Errors
-    /// Fails if this format has no room for a change.
+    /// Fails if a change needs a table or column that this format lacks.
     pub fn written(&self, blocks: Vec<Block>, format: i64) -> Result<Vec<Block>> {
         if format >= self.own {
             return Ok(blocks);

@@ -49,7 +49,7 @@ impl Log {
     /// member. No other process may have the database open.
     ///
     /// # Errors
-    /// Fails if the database belongs to a cluster, or it cannot be written, or etcd has no majority.
+    /// Fails if the database belongs to a cluster already or cannot be written, or etcd has no majority.
     pub fn create(&self, database: &mut Database) -> Result<()> {
         let id: EntryId = credentials::random()?;
         let head = Head { number: 0, id: id.to_vec() };

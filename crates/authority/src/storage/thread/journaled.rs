@@ -85,7 +85,7 @@ impl JournaledGrants {
     }
 
     /// Writes a grant to the journal and adds it to the list. Returns false if this is not possible, or if the list has
-    /// a grant that the request could renew once that grant is recorded.
+    /// a grant with the same session, source, scope and flags. The request can renew that grant once it is recorded.
     pub fn accept(&mut self, grant: Journaled) -> bool {
         let key = Key::of(&grant.grant);
         if self.keys().any(|other| other == key) {

@@ -110,8 +110,8 @@ impl Lines {
     }
 
     /// Makes the thread record the grants of the journal at once. With `session`, does so only if one of these grants
-    /// belongs to that session. Returns a receiver, and the value that it has as soon as the grants are recorded.
-    /// Returns `None` if the caller need not wait.
+    /// belongs to that session. Returns a receiver of the number of recorded grants, and the number at which all these
+    /// grants are recorded. Returns `None` if the caller need not wait.
     ///
     /// # Errors
     /// Fails if the grants could not be recorded a short time ago.

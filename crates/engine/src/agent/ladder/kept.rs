@@ -15,7 +15,8 @@ use std::time::Duration;
 /// a user from filling the disk.
 pub const KEPT_MAX: usize = 32;
 
-/// The results for a path. Times are Unix seconds, because the clock since boot starts again at a reboot.
+/// The ladder's results for a path, as the caller stores them. Times are Unix seconds, because the clock since boot
+/// starts again at a reboot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptPath {
     /// The user whose connections these are.
@@ -35,7 +36,7 @@ pub struct KeptPath {
     pub rungs: BTreeMap<String, KeptRung>,
 }
 
-/// The results for a rung.
+/// The ladder's results for a rung of a path, as the caller stores them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptRung {
     /// Whether the latest first packet by this rung was answered.
@@ -81,8 +82,9 @@ impl<C> Ladder<C> {
         latest(self.memory.paths().map(path).collect())
     }
 
-    /// Takes over the results that were stored for `network`. Leaves out users for whom `is_user` returns false. Takes
-    /// over at most [`KEPT_MAX`] paths of each user. Brings values into the bounds within which a ladder writes them.
+    /// Takes over the stored results of every network, and sets `network` as the network in which this machine is.
+    /// Leaves out users for whom `is_user` returns false. Takes over at most [`KEPT_MAX`] paths of each user. Brings
+    /// values into the bounds within which a ladder writes them.
     pub fn take_over(
         &mut self,
         (now, unix): (Duration, Duration),

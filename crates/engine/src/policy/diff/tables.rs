@@ -17,7 +17,7 @@ pub struct TableChange {
     pub table: &'static str,
     /// Name of the delegation or list.
     pub name: String,
-    /// Whether only one of the policies has it.
+    /// Whether the old policy, the new policy or both have the delegation or list.
     pub kind: TableKind,
     /// The fields that differ. If only one policy has the delegation or list, these are all of its fields.
     pub fields: Vec<FieldChange>,
@@ -36,7 +36,7 @@ pub enum TableKind {
 }
 
 impl TableKind {
-    /// Returns the word for the kind in lists.
+    /// Returns the name of the kind of change, as lists of differences show it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Added => "added",
@@ -46,7 +46,7 @@ impl TableKind {
     }
 }
 
-/// A field that differs.
+/// A field of a delegation or list that differs between two policies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FieldChange {
     /// The key in the policy file, or `members of group:NAME` for a group that the delegation or list names.

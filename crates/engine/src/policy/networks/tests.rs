@@ -122,7 +122,7 @@ fn a_fixed_path_leads_through_its_hops_to_each_endpoint() {
 #[test]
 fn hops_that_lead_nowhere_are_told() {
     let wrong = |from: &str, to: &str| faults(&format!("{TEXT}{}", FIXED.replace(from, to)));
-    assert!(wrong(", \"2001:db8:b::1\"]", "]").contains("1 for 3 verifiers"));
+    assert!(wrong(", \"2001:db8:b::1\"]", "]").contains("(hops: 1, verifiers: 3)"));
     assert!(wrong("db8:b::1", "db8:a::1").contains("a hop of this path already"));
     assert!(wrong("db8:b::1", "db8:3::1").contains("one of its hops"));
     assert!(wrong("2001:db8:b::1", "192.0.2.1").contains("not an IPv6 address"));
@@ -162,7 +162,7 @@ fn alternatives_that_are_none_are_told() {
         assert!(ALTERNATIVES.contains(from));
         faults(&format!("{TEXT}{FIXED}{}", ALTERNATIVES.replace(from, to)))
     };
-    assert!(wrong("hops = \"2001:db8:c::1\"", "").contains("0 for 2 verifiers"));
+    assert!(wrong("hops = \"2001:db8:c::1\"", "").contains("(hops: 0, verifiers: 2)"));
     let itself = "verifiers = [\"edge\", \"aside\", \"tep-1\"]\nhops = [\"2001:db8:a::1\", \"2001:db8:b::1\"]";
     let other = "verifiers = [\"other\", \"tep-1\"]\nhops = \"2001:db8:c::1\"";
     assert!(wrong(other, itself).contains("the path itself"));
