@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* The verdict as a mark: the verifier drops nothing but consumed tokens, and marks admitted packets, with the class of
- * their grant, for a packet filter to match. Include skb.h and admit.h before this file. */
+/* The verdict as a mark: the verifier drops only consumed tokens and refused SYNs with a token in the stream. It marks
+ * admitted packets, with the class of their grant, for a packet filter to match. Include skb.h and admit.h before this
+ * file. */
 #pragma once
 #include "admission.h"
 

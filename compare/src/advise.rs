@@ -176,8 +176,8 @@ impl Advice {
     }
 }
 
-/// Recommends the kind of access that fits the answers. If there are `results`, a recommended tunnel is named, and the
-/// argument has figures of the run.
+/// Recommends the kind of access that fits the answers. If this is a tunnel, and there are `results`, names the tunnel
+/// that ranks first, unless none meets all musts. With `results`, the argument can have figures of the run.
 pub fn advise(answers: &Answers, results: Option<&Results>) -> Advice {
     let mut argument = Vec::new();
     let against = reasons_against(answers);
@@ -222,7 +222,7 @@ fn reasons_against(answers: &Answers) -> Vec<String> {
     }
     if answers.reach != Reach::Services {
         reasons.push(format!(
-            "Packets must travel between networks, because {}: Vouchsafe only admits flows to services.",
+            "Packets must travel between networks, because {}: Vouchsafe's agent only opens flows to services.",
             answers.reach
         ));
     }

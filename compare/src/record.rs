@@ -159,7 +159,7 @@ pub enum Record {
         what: String,
         /// The round, from 0.
         round: u32,
-        /// The error message.
+        /// The error message, made by [`error_text`].
         error: String,
     },
     /// All measurements of a solution in a round are done.
@@ -285,6 +285,19 @@ fn failure(record: &Record) -> Option<(String, String)> {
     }
 }
 
+/// Returns the text of an error for [`Record::Failed`]. A text of more than 2000 characters lacks its middle: the
+/// beginning says what failed, and the end has the last lines of the daemons' logs.
+pub fn error_text(error: &anyhow::Error) -> String {
+    const BEGINNING: usize = 600;
+    const END: usize = 1400;
+    let text: Vec<char> = format!("{error:#}").chars().collect();
+    if text.len() <= BEGINNING + END {
+        return text.into_iter().collect();
+    }
+    let [beginning, end] = [&text[..BEGINNING], &text[text.len() - END..]].map(|part| part.iter().collect::<String>());
+    format!("{beginning}\n[…]\n{end}")
+}
+
 fn line(record: &Record) -> Result<String> {
     Ok(serde_json::to_string(record)? + "\n")
 }
@@ -307,6 +320,15 @@ pub fn read(path: &Path) -> Result<Vec<Record>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_error_keeps_its_beginning_and_the_last_lines_of_the_logs() {
+        let short = anyhow::anyhow!("ping").context("no answer");
+        assert_eq!(error_text(&short), "no answer: ping");
+        let long = error_text(&anyhow::anyhow!("{}last line", "é".repeat(3000)).context("does not start"));
+        assert!(long.starts_with("does not start: é") && long.ends_with("élast line"), "{long}");
+        assert_eq!(long.chars().count(), 2000 + "\n[…]\n".chars().count());
+    }
 
     #[test]
     fn a_stopped_run_is_continued_where_it_stopped() {

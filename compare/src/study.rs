@@ -14,7 +14,7 @@ use crate::driver::{Driver, obstacle};
 use crate::measure::probe;
 use crate::measure::services::Services;
 use crate::measure::suite::{Ends, Plan, Sink};
-use crate::record::Record;
+use crate::record::{Record, error_text};
 use crate::scene::{End, Scene};
 use crate::site::Path;
 use crate::workshop::Workshop;
@@ -89,7 +89,7 @@ impl Cells<'_, '_> {
         if self.ends.reached() {
             return Err(error.context(format!("ended during `{row}`")));
         }
-        let error: String = format!("{error:#}").chars().take(2000).collect();
+        let error = error_text(&error);
         let (solution, what) = (self.study.to_owned(), row.to_owned());
         (self.sink)(Record::Failed { solution, what, round: self.round, error })
     }

@@ -120,8 +120,8 @@ pub struct State {
     pub cores: Vec<Core>,
     /// The open flows with their grants and holders. A flow leaves this list when the client closes it.
     open: Vec<(Vec<u8>, u64, u32)>,
-    /// Whether an open flow has disappeared or changed its holder, although its grant was not revoked and the client
-    /// did not close the flow.
+    /// Whether an open flow has disappeared or changed its holder, although its grant was not revoked, no session was
+    /// ended, and the client did not close the flow.
     pub taken_over: bool,
 }
 
@@ -155,8 +155,8 @@ pub struct Report {
 pub const ONCE: &str = "each token admits at most once";
 /// Property: a token that has not been used yet admits its packet, if its grant has budget left.
 pub const FRESH: &str = "a fresh token within budget is admitted";
-/// Property: after the sweep that follows a revocation, the table has no flow of the revoked grant whenever no core is
-/// in the middle of a job.
+/// Property: after the sweep that follows a revocation or the end of a session, the table has no flow of the affected
+/// grant whenever no core is in the middle of a job.
 pub const REVOKED: &str = "a revoked grant's flow is never live again";
 /// Property: a flow does not change its owner.
 pub const OWNER: &str = "an open flow keeps its owner";
@@ -287,8 +287,8 @@ impl World {
     }
 
     /// Records the owners of open flows. Sets `taken_over` if an open flow has disappeared or changed its holder,
-    /// although its grant was not revoked and the client did not close the flow. In no scene does an open flow end by
-    /// silence.
+    /// although its grant was not revoked, no session was ended, and the client did not close the flow. In no scene
+    /// does an open flow end by silence.
     fn look_at_owners(&self, state: &mut State) {
         let flows = self.flows(&state.memory);
         let revoked: Vec<_> = state.memory.entries(self.tables().revoked).map(|entry| entry.key.clone()).collect();

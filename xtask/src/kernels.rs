@@ -80,8 +80,8 @@ pub struct Prepared {
     initramfs: PathBuf,
 }
 
-/// Fetches the kernel and builds the initramfs for [`run_beside_tests`], with the binaries of `cargo test --workspace`.
-/// Returns `None` if Debian's kernel is not available.
+/// Fetches the kernel and builds the initramfs for [`run_beside_tests`], with the datapath's test binaries, built as
+/// for `cargo test --workspace`. Returns `None` if Debian's kernel is not available.
 pub fn prepare() -> Result<Option<Prepared>> {
     let Some(kernel) = newest()? else { return Ok(None) };
     let binaries = test_binaries("--workspace")?;
@@ -249,8 +249,8 @@ fn start(kernel: &Kernel, initramfs: &Path, gives_way: bool) -> Result<Machine> 
     if gives_way {
         machine.args(["--idle", "0", QEMU]);
     }
-    // Emulation of the instructions that copy byte by byte is slow. The kernel uses them if the processor says that they
-    // are fast (ERMS, FSRM).
+    // Emulation of the instructions that copy byte by byte is slow. The kernel uses them if the processor says that
+    // they are fast (ERMS, FSRM).
     machine.args(
         "-accel tcg -cpu max,erms=off,fsrm=off -smp 1 -m 1024 -nographic -no-reboot -nodefaults -serial stdio -monitor none".split(' '),
     );

@@ -96,7 +96,7 @@ pub fn round_trips(client: &Way, server: Ipv4Addr, count: usize, pace: Duration)
 /// Leaves out datagrams that are not answered within a second.
 ///
 /// # Errors
-/// Fails if a datagram can't be sent, or if no datagram was answered. Gives up after 21 datagrams without an answer.
+/// Fails if a datagram can't be sent, or if no datagram was answered. Gives up if none of the first 21 is answered.
 pub fn first_trips(client: &Way, server: Ipv4Addr, count: usize) -> Result<Vec<f64>> {
     let mut times = Vec::new();
     for number in 0..count {

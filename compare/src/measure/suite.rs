@@ -18,7 +18,7 @@ use super::way::Way;
 use super::wire;
 use crate::driver::Driver;
 use crate::quantity::Quantity;
-use crate::record::{Property, Record};
+use crate::record::{Property, Record, error_text};
 use crate::scene::{End, Scene};
 use crate::site::Path;
 use crate::stats::{Summary, jitter};
@@ -182,7 +182,7 @@ impl Round<'_> {
         if self.ends.reached() {
             return Err(error.context(format!("ended during `{what}`")));
         }
-        let error: String = format!("{error:#}").chars().take(2000).collect();
+        let error = error_text(&error);
         (self.sink)(Record::Failed { solution: self.driver.name(), what: what.to_owned(), round: self.number, error })
     }
 

@@ -141,7 +141,7 @@ impl Weights {
     /// # Errors
     ///
     /// Fails if the document is malformed, names an unknown criterion, has a must that is neither a property nor a
-    /// feature, has a negative weight, or has no positive weight.
+    /// feature, has a weight that [`Self::set`] refuses, or has no positive weight.
     pub fn read(text: &str) -> Result<Self> {
         let document: Document = toml::from_str(text)?;
         let mut this = Self::default();

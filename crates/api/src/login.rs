@@ -129,7 +129,7 @@ pub struct DeviceLogin {
         schema(min_length = 1, max_length = 64, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$")
     )]
     pub device: String,
-    /// The SHA-256, in hex, of the code verifier (PKCE, RFC 7636), as in [`BrowserLogin`].
+    /// The SHA-256, in hex, of the `verifier` that [`FinishLogin`] reveals, as in [`BrowserLogin`].
     #[cfg_attr(feature = "schema", schema(pattern = "^[0-9a-fA-F]{64}$"))]
     pub challenge: String,
 }

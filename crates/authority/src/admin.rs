@@ -267,7 +267,7 @@ pub async fn tag_device(directory: &Directory, person: &str, device: &str, tags:
 }
 
 /// Sets a person's score to 100. Returns the running server's reply or, if no server is running, a sentence that says
-/// so; `None` if no complaint about the person is on record.
+/// so; `None` if the score is 100 already.
 ///
 /// # Errors
 /// Fails if the database cannot be written, or the running server could not apply the change.

@@ -154,7 +154,7 @@ impl Leases {
     }
 
     /// Returns the lease that a request of this session gets at `now`. Returns `None` if the session has no grant with
-    /// the values in `wanted`, or if the grant was renewed in the maximum number of epochs.
+    /// the values in `wanted`, or if the last epoch in which the grant can be renewed is over.
     pub fn find(&self, session: &TokenHash, wanted: &Wanted<'_>, class: u8, now: u64) -> Option<Lease> {
         let table = self.read();
         let entry = table.get(session)?.get(&wanted.place).filter(|entry| entry.wanted == *wanted)?;

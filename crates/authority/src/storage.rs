@@ -116,8 +116,8 @@ CREATE INDEX grants_of_person_by_expiry ON grants (person, expires);
 /// Maximum number of grants that one transaction deletes.
 const PIECE: u32 = 500;
 
-/// The database file. A method that writes does so in one transaction, except [`Self::prune`], [`Self::prune_some`] and
-/// methods that end very many sessions or grants.
+/// The database file. A method that writes does so in one transaction, except [`Self::prune`], [`Self::prune_some`],
+/// [`Self::settle_scores`] and methods that end very many sessions or grants.
 pub struct Database {
     connection: Connection,
     /// Replicates the transactions; `None` if the authority is in no cluster.

@@ -1,6 +1,6 @@
-//! Batched reads of the kernel's hash maps and arrays, thousands of entries per system call. The kernel remembers the
-//! position of a read as the number of a bucket or as an index. Concurrent changes therefore neither restart the read
-//! nor make it return an entry twice.
+//! Batched reads of the kernel's hash maps and arrays, up to thousands of entries per system call. The kernel remembers
+//! the position of a read as the number of a bucket or as an index. Concurrent changes therefore neither restart the
+//! read nor make it return an entry twice.
 
 use libbpf_rs::{MapCore, MapHandle, MapType};
 use std::os::fd::{AsFd, AsRawFd};
@@ -13,7 +13,8 @@ const AT_FIRST: u32 = 64;
 const AT_A_TIME: u32 = 4096;
 const BYTES_AT_A_TIME: u32 = 1 << 20;
 
-/// Returns every key with its value. Returns `None` if the map is neither a hash map nor an array, or the kernel refuses.
+/// Returns every key with its value. Returns `None` if the map is neither a hash map nor an array, or the kernel
+/// refuses.
 pub(crate) fn entries<K: FromBytes, V: FromBytes>(map: &MapHandle) -> Option<Vec<(K, V)>> {
     if !matches!(map.map_type(), MapType::Hash | MapType::LruHash | MapType::Array) {
         return None;
@@ -48,8 +49,8 @@ fn decode<K: FromBytes, V: FromBytes>(map: &MapHandle, room: u32) -> Option<Vec<
     Some(entries)
 }
 
-/// Calls `each` with every key and its value, which has `value_size` bytes. The first batch has `room` entries. Returns
-/// `None` if the kernel refuses.
+/// Calls `each` with every key and its value. `value_size` must be the number of bytes that the kernel writes for a
+/// value. The first batch has at most `room` entries. Returns `None` if the kernel refuses.
 fn read(map: &MapHandle, value_size: u32, mut room: u32, mut each: impl FnMut(&[u8], &[u8])) -> Option<()> {
     let fit = BYTES_AT_A_TIME / (map.key_size() + value_size).max(1);
     let most = AT_A_TIME.min(fit).min(map.max_entries()).max(1);
@@ -65,8 +66,8 @@ fn read(map: &MapHandle, value_size: u32, mut room: u32, mut each: impl FnMut(&[
         }
         let (mut next, mut count) = (0u32, room);
         let from = place.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
-        // SAFETY: the buffers have room for `count` keys and values of the map's sizes, and a position in a hash map or
-        // an array is a u32.
+        // SAFETY: the buffers have room for `count` keys of the map's size and `count` values of `value_size` bytes,
+        // which is what the kernel writes for a value. A position in a hash map or an array is a u32.
         let result = unsafe {
             libbpf_sys::bpf_map_lookup_batch(
                 map.as_fd().as_raw_fd(),
@@ -127,12 +128,22 @@ mod tests {
             let map = map(kind, 10_000);
             assert_eq!(decode::<u32, u64>(&map, 16), Some(Vec::new()));
             let expected = fill(&map, 5000);
-            // With room for one entry, buckets of several make `read` ask for more.
+            // With room for one entry, a first bucket of several makes `read` ask for more.
             for room in [1, 7, AT_A_TIME, 10_000] {
                 let entries = decode::<u32, u64>(&map, room).unwrap();
                 assert_eq!(entries.len(), expected.len(), "{kind:?} {room}");
                 assert_eq!(entries.into_iter().collect::<BTreeMap<_, _>>(), expected, "{kind:?} {room}");
             }
+        }
+    }
+
+    #[test]
+    fn kernel_buckets_with_more_entries_than_fit_are_read_whole() {
+        // Each map hashes by a seed of its own, so in many of these maps the first bucket has several entries.
+        for _ in 0..50 {
+            let map = map(MapType::Hash, 4);
+            let expected = fill(&map, 4);
+            assert_eq!(decode::<u32, u64>(&map, 1).unwrap().into_iter().collect::<BTreeMap<_, _>>(), expected);
         }
     }
 

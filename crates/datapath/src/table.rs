@@ -132,7 +132,8 @@ impl<V: IntoBytes + FromBytes + Immutable> Table<u32, V> {
         Ok(numbers.iter().filter_map(|bytes| Some(u64::read_from_prefix(bytes).ok()?.0)).sum())
     }
 
-    /// Returns what [`Self::sum_at`] returns for each of the first `count` indices.
+    /// Returns what [`Self::sum_at`] returns for each of the first `count` indices. The map must have at least `count`
+    /// entries.
     pub(crate) fn sums(&self, count: u32) -> Result<Vec<u64>> {
         match batch::sums(&self.map) {
             Some(sums) => Ok(sums.into_iter().take(count as usize).collect()),

@@ -380,8 +380,8 @@ impl Verifier {
 
     /// Sets the offset from the programs' clock to Unix time, in nanoseconds (see [`crate::clock`]). If this makes the
     /// clock jump, first records the times that the programs have forgotten. For these times, the programs no longer
-    /// know which tokens were used and which grants were revoked. After a jump, waits until every core's program has
-    /// read the new offset.
+    /// know which tokens were used and which grants were revoked. After a jump, and when it sets the clock for the
+    /// first time, waits until no core's program uses the old offset any more.
     ///
     /// # Errors
     ///

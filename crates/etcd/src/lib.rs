@@ -2,8 +2,8 @@
 //! ([decision 121](../../docs/decisions/0121-etcd-by-its-json-gateway.md)).
 //!
 //! The functions block, and may be called inside or outside of an asynchronous runtime. Every function of [`Etcd`] ends
-//! within [`CALL_TIME`], except [`Etcd::list`], which possibly makes several requests. [`Error`] says whether etcd may
-//! have carried out a call that failed.
+//! within [`CALL_TIME`], or at most a second later, except [`Etcd::list`], which possibly makes several calls.
+//! [`Error`] says whether etcd may have carried out a call that failed.
 //!
 //! ```no_run
 //! use etcd::{Compare, Etcd, Op, Settings, Txn};

@@ -463,14 +463,17 @@ pub struct GrantWays {
     pub https: u64,
 }
 
-/// A network interface to which the agent attaches its kernel programs.
+/// A network interface to which the agent attaches its kernel programs, or a switch that has connected to the agent.
+/// Also the device of the sealed tunnels, if its thread has ended.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Interface {
-    /// Name of the interface.
+    /// Name of the interface or switch.
     pub name: String,
-    /// The way in which the programs are attached: `tcx` or `clsact`.
+    /// The way in which the programs are attached: `tcx` or `clsact`. `OpenFlow` for a switch, and `tunnels` for the
+    /// device of the sealed tunnels.
     pub attachment: String,
-    /// Reason why the programs are not attached; absent if they are attached.
+    /// Reason why the programs are not attached, the switch's rules are not installed, or the thread of the tunnels has
+    /// ended; absent if there is no such trouble.
     pub trouble: Option<String>,
 }
 

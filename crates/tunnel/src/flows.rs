@@ -176,8 +176,8 @@ impl Flows {
         }
     }
 
-    /// Removes flows that have had no packet for two minutes, and accounts that then have no flow. Does this at most
-    /// once every 5 s.
+    /// Removes flows that have had no packet for two minutes. Also removes accounts that then have no flow, and for
+    /// which no rule of a new flow was looked up in the last 5 s. Does this at most once every 5 s.
     pub fn sweep(&mut self, now: Millis) {
         if now.saturating_sub(self.swept) < SWEEP {
             return;

@@ -51,7 +51,7 @@ impl Inside {
 
     /// Returns the inside address of a client. Assigns an address if the client has none. If the client's account has
     /// 16 addresses already, the new address takes the place of the one that was used least recently. Returns `None` if
-    /// 64 tries in each network find no free address.
+    /// no free address is found in at most 64 tries in each network of the client's address family.
     pub fn of(&mut self, client: Client, now: Millis) -> Option<IpAddr> {
         if let Some(address) = self.of_client.get(&client) {
             if let Some((_, last)) = self.used.get_mut(address) {

@@ -63,7 +63,8 @@ struct Settings {
 ///
 /// # Errors
 ///
-/// Fails if the session can't be opened, if the agent refuses the treatment, or if the supervisor can't be started.
+/// Fails if the session can't be opened, or if [`Using::treat`] fails. Also fails if the supervisor can't be started,
+/// or ends before the command.
 pub fn run(arguments: &RunArguments) -> Result<ExitCode> {
     let session = match Session::open(&arguments.using.places()?) {
         Ok(session) => session,

@@ -35,7 +35,7 @@ const ENDING: Duration = Duration::from_secs(10);
 const NO: ExitCode = ExitCode::FAILURE;
 
 const RUN: &str = "Examples:
-  vouchsafe verifier run --observe                 # drop nothing, say what would be dropped
+  vouchsafe verifier run --observe                 # let refused packets pass, and show them
   vouchsafe verifier run --try 5m                  # protect, for five minutes unless confirmed
   vouchsafe verifier run --interface eth0 --tcp-idle 2h";
 /// Parses an address with a port.
@@ -304,7 +304,7 @@ impl Daemon {
         let pins = Pins::existing("verifier", &self.instance).filter(|pins| !pins.links().is_empty());
         let state = match pins {
             None => "",
-            Some(pins) if pins.is_observing() => "; its attached programs keep counting, but drop nothing",
+            Some(pins) if pins.is_observing() => "; its attached programs keep counting, and let refused packets pass",
             Some(_) => "; protection stays in force without the daemon (`vouchsafe verifier detach` ends protection)",
         };
         bail!(

@@ -198,7 +198,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         keys_until = until,
         "{}",
         match (settings.observe, settings.mark) {
-            (true, _) => "observing: nothing is dropped",
+            (true, _) => "observing: refused packets pass, with few exceptions",
             (false, Some(_)) => "marking admitted packets: rules of a packet filter have to drop all other packets",
             (false, None) => "protecting",
         }

@@ -30,7 +30,7 @@ pub struct Extension {
 
 /// Returns the extension of protection for a host with the addresses `local`. Its services are the services of TCP and
 /// UDP in `receivers`, except those that span all ports. On a gateway, only receivers that contain one of the gateway's
-/// addresses count. If no service is left, the extension is empty.
+/// addresses count, loopback addresses excepted. If no service is left, the extension is empty.
 pub fn extension(receivers: &[Receiver], local: &Local, is_gateway: bool) -> Extension {
     let is_own = |receiver: &&Receiver| {
         let own = local.own.iter().filter(|(address, _)| !address.is_loopback());

@@ -24,7 +24,8 @@ fn note(drops: &Mutex<Ring>, sample: &DropSample, observes: bool) {
     if *observed {
         tracing::info!(reason, client, server, protocol, handle, interface, length, "would drop");
     } else if observes {
-        let why = "dropped, although this verifier only observes: otherwise an application could read a token as data";
+        let why = "dropped, although this verifier only observes: the packet is in a sealed tunnel, or an application \
+                   could read a token as data";
         tracing::warn!(reason, client, server, protocol, handle, interface, length, "{why}");
     } else {
         tracing::debug!(reason, client, server, protocol, handle, interface, length, "dropped");

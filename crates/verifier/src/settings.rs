@@ -197,7 +197,7 @@ pub struct Settings {
     /// The setting for the hook at which packets are checked.
     pub hook: Choice,
     /// Whether to only observe: to let refused packets pass, except packets in sealed tunnels, and those of wire.md
-    /// §4.6.3 and §4.8.3.
+    /// §4.6.3, §4.8.3 and §4.8.4.
     pub observe: bool,
     /// Whether to protect ports only at the addresses that the policy names.
     pub only_named: bool,

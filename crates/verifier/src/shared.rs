@@ -307,7 +307,7 @@ impl Shared {
     }
 
     /// Reports whether the verifier only observes. It then lets refused packets pass, except packets in sealed tunnels,
-    /// and those of wire.md §4.6.3 and §4.8.3.
+    /// and those of wire.md §4.6.3, §4.8.3 and §4.8.4.
     pub fn observes(&self) -> bool {
         self.observe
     }

@@ -263,7 +263,7 @@ pub struct Peer {
     /// or for their inside addresses.
     pub refused: u64,
     /// Time in microseconds from a flow's first packet at this gateway until packets of the flow pass at the peer, too:
-    /// the median of the latest flows. `None` if no flow has begun yet.
+    /// the median of the latest flows. `None` if the peer has not answered for a new flow yet.
     pub gap_us: Option<u64>,
     /// Like `gap_us`, but the maximum of the latest flows instead of the median.
     pub gap_max_us: Option<u64>,

@@ -109,9 +109,9 @@ impl Verifier {
     ///
     /// # Errors
     ///
-    /// Fails if the verifier does not answer, or if the verifier or the authority refuses the complaint;
-    /// `docs/identity.md` lists the statuses. A complaint that failed with [`Error::Unreachable`], or with status 504,
-    /// may have been counted nevertheless: do not repeat it.
+    /// Fails if the verifier or the authority does not answer, or refuses the complaint; `docs/identity.md` lists the
+    /// statuses. A complaint that failed with [`Error::Unreachable`], or with status 504, may have been counted
+    /// nevertheless: do not repeat it.
     pub fn complain(&self, connection: &Connection, about: Misconduct, points: Option<u32>) -> Result<u32, Error> {
         let mut fields = format!("X-Vouchsafe-About: {}\r\nContent-Length: 0\r\n", about.name());
         if let Some(points) = points {

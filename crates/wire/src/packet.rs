@@ -118,9 +118,9 @@ pub struct Packet {
     pub destination: Option<IpAddr>,
     /// Number of the transport protocol.
     pub protocol: u8,
-    /// The sender's port; 0 if the packet contains no port, like an ICMP message or a later fragment.
+    /// The sender's port; 0 if the protocol is neither TCP nor UDP, or if the packet is a later fragment.
     pub source_port: u16,
-    /// The receiver's port; 0 if the packet contains no port, like an ICMP message or a later fragment.
+    /// The receiver's port; 0 if the protocol is neither TCP nor UDP, or if the packet is a later fragment.
     pub destination_port: u16,
     /// Flag bits of the TCP header; 0 for other protocols and for fragments.
     pub tcp_flags: u8,

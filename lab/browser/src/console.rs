@@ -1,8 +1,8 @@
 //! The console's pages with real content, opened in a real browser and checked by axe-core (a program that finds
 //! obstacles for people with disabilities).
 //!
-//! A new page needs a line in [`PAGES`]: the tests then check it with axe-core, walk it by keyboard, and take its
-//! picture.
+//! A new page needs a line in [`PAGES`]: the tests then check it with axe-core and walk it by keyboard, and
+//! `cargo xtask screenshots` takes its picture.
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
@@ -47,7 +47,8 @@ const fn page(name: &'static str, path: &'static str, who: Who) -> Page {
     Page { name, path, who }
 }
 
-/// Every page of the console that has an address of its own.
+/// The pages of the console that are opened by their addresses. The page of a single policy version and that of a
+/// single request for access are not among them.
 pub const PAGES: &[Page] = &[
     page("login", "/console/login", Who::Anybody),
     page("overview", "/console", Who::Person),

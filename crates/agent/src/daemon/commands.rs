@@ -141,7 +141,7 @@ impl Daemon {
         self.kernel.interfaces().into_iter().chain(switches).chain(self.broken_tunnels()).collect()
     }
 
-    /// Returns the counters of the kernel program and of the switches, by name.
+    /// Returns the counters of the kernel program, of the switches and of the sealed tunnels, by name.
     pub(super) fn counters(&self) -> Result<BTreeMap<String, u64>> {
         let mut counters = self.kernel.counters().context("cannot read the kernel's counters")?;
         for (name, count) in self.switches.iter().flat_map(Switches::counters) {

@@ -49,8 +49,8 @@ pub struct Etcd {
 /// # Errors
 /// Fails if the name or a URL is not valid, the authority is a member already, its server is running, etcd does not
 /// answer, or a file cannot be read or written. After an error, an authority that was in no cluster still is in none,
-/// but its audit trail may contain an entry about the attempt. If the process is killed, the next call begins from the
-/// start.
+/// but its audit trail may contain entries about the attempt, and its list of policy versions may contain a new one. If
+/// the process is killed, the next call begins from the start.
 pub fn init(directory: &Directory, etcd: &Etcd, name: &str, url: &str) -> Result<ClusterId> {
     config::check_name(name)?;
     config::check_url(url)?;

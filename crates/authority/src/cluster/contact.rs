@@ -186,10 +186,10 @@ impl Contact {
         self.standing().may_record()
     }
 
-    /// Reports whether the authority should attempt to record a new grant: if it has contact, or had contact at most
-    /// five seconds ago. After a short loss of contact, such as during the election of a leader among etcd's servers,
-    /// the attempt succeeds with a delay. After a longer loss, the attempt would fail after a while, and other work
-    /// would wait meanwhile.
+    /// Reports whether the authority should attempt to record a new grant: if its clock is right, and it has contact or
+    /// had contact at most five seconds ago. After a short loss of contact, such as during the election of a leader
+    /// among etcd's servers, the attempt succeeds with a delay. After a longer loss, the attempt would fail after a
+    /// while, and other work would wait meanwhile.
     pub fn may_try(&self) -> bool {
         match self.standing() {
             Standing::Alone | Standing::Member => true,

@@ -221,7 +221,8 @@ impl Follower {
     ///
     /// # Errors
     /// Fails if etcd does not answer, a change cannot be put in force here, or [`Cluster::check_contact`] fails. The
-    /// call then does not count as contact with the cluster.
+    /// call then does not count as contact with the cluster. Also fails if this member's state cannot be published
+    /// afterwards. The call then counts as contact.
     pub async fn refresh(self: &Arc<Self>) -> Result<()> {
         let follower = self.clone();
         // The run is a task of its own: a caller that is cancelled must not cancel it, because each change is taken

@@ -23,7 +23,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 const NAMES: usize = 10;
 
 /// The enrolled verifiers and tunnel endpoints that have not confirmed. If `unknown` is empty, all others are
-/// connected, and have carried out everything that was announced to them.
+/// connected, and have carried out everything that was announced to them. This does not hold if etcd did not answer:
+/// nothing is known then about verifiers that are connected to other members.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Heard {
     /// The connected verifiers that have not confirmed within the time limit.

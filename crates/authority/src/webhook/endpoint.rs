@@ -191,11 +191,12 @@ impl Endpoint {
             return None;
         };
         state.failed += 1;
+        let again = waiting.postpone(Instant::now()) && !is_final;
         if state.trouble.replace(why.clone()).is_none() {
-            let next = if is_final { "this message is lost" } else { "trying again" };
+            let next = if again { "trying again" } else { "this message is lost" };
             tracing::warn!("the webhook {} does not accept messages; {next}: {why}", self.name);
         }
-        if waiting.postpone(Instant::now()) && !is_final {
+        if again {
             return add(&mut state, waiting);
         }
         state.lost += 1;

@@ -32,9 +32,9 @@ pub enum Way {
 }
 
 impl Asker {
-    /// Requests a grant by UDP. If there is no line, or if the answer by UDP takes too long, also requests the grant as
-    /// [`Authority::grant`](crate::Authority::grant) does. Returns the grant from the first answer, and the way by
-    /// which this answer came.
+    /// Requests a grant by UDP. Requests it as [`Authority::grant`](crate::Authority::grant) does if there is no line,
+    /// if the request can't be sent by UDP, or if a refusal by UDP is not final. After 200 ms without an answer by UDP,
+    /// also requests the grant over HTTPS, and takes the first answer. Returns the grant, and the way by which it came.
     ///
     /// # Errors
     ///

@@ -108,7 +108,7 @@ impl Fetches {
         self.0.len()
     }
 
-    /// Returns the time at which the next failed request is to be repeated; `None` if no request has failed.
+    /// Returns the time at which the next failed request is to be repeated; `None` if no request is to be repeated.
     pub fn timeout(&self) -> Option<Duration> {
         self.0.iter().filter_map(|fetch| fetch.retry).min()
     }

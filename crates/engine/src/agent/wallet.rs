@@ -96,7 +96,7 @@ impl Wallet {
     }
 
     /// Records that the policy denies a grant for `to`, for the reason `why`. [`Self::standing`] reports the denial for
-    /// ten seconds.
+    /// at most ten seconds.
     pub fn deny(&mut self, to: Destination, unix: u64, why: String) {
         if self.denied.len() >= DENIALS_MAX {
             self.denied.retain(|_, (until, _)| *until > unix);

@@ -51,7 +51,8 @@ pub struct Counts {
     pub plain: u64,
     /// Number of packets that needed no token.
     pub other: u64,
-    /// Number of packets that were dropped because they would have travelled in a flow that belongs to another sender.
+    /// Number of packets that were dropped because they had the address of another device, or would have travelled in a
+    /// flow that belongs to another sender.
     pub rider: u64,
     /// Number of packets that could not be changed or queued.
     pub failed: u64,

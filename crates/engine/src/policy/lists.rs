@@ -65,7 +65,7 @@ pub struct Entry {
 pub struct TooManyEnds;
 
 /// The numbers of the names in entries. Lists and their snapshots share the numbers, so a number is never given to
-/// another name. [`Lists::set_names`] replaces all numbers.
+/// another name, even after [`Lists::set_names`].
 #[derive(Default)]
 pub struct Names(RwLock<Numbers>);
 

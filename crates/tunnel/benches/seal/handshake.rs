@@ -154,7 +154,7 @@ fn forged(figures: &mut Figures) -> Result<()> {
         }
         macs.push(begun.elapsed().as_nanos() as f64 / 10_000.0);
     }
-    ensure!(verifier.is_empty(), "a forged handshake left a tunnel, a flow or an inside address");
+    ensure!(verifier.is_empty(), "a forged handshake left a tunnel, a tag, a flow or an inside address");
     ensure!(receive(&mut verifier, from, &mut right.clone(), (now, wall)).len() == 1, "the right one is answered");
     figures.count("seal.forged_handshake", "ns", median(&forging), Bound::AtMost(2000.0));
     // The unavoidable work is to derive the grant's key and to compute a MAC; this is the first part.

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Times after the first block at which the block is repeated.
+/// Pauses before the repetitions of a block. Each pause begins when the block was last sent.
 const REPEATS: [Duration; 3] = [Duration::from_millis(100), Duration::from_millis(400), Duration::from_millis(1500)];
 /// Maximum time between two tokens of a flow in use (wire.md §4.1), minus a second for the time in transit.
 const EVERY: Duration = Duration::from_secs(14);

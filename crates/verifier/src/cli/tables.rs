@@ -48,7 +48,7 @@ pub(super) fn show_status(status: &view::Status) {
         println!("\na gateway; inside: {}", status.inside.join(", "));
     }
     if let Some(mark) = &status.mark {
-        println!("\nnothing is dropped; admitted packets carry the mark {mark}");
+        println!("\nadmitted packets carry the mark {mark}; refused packets pass without it, with few exceptions");
     }
     if !status.peers.is_empty() {
         print!("\n{}", peers(&status.peers));

@@ -18,8 +18,8 @@ pub struct Cut {
     pub complete: bool,
     /// Number of flows that were removed because they were revoked or idle.
     pub flows: u32,
-    /// The grants whose revocations stay in the table. Grants that [`Kernel::cut`] revoked for one sweep only are not
-    /// among them.
+    /// The grants whose revocations stay in the table, if there was room for them. Grants that [`Kernel::cut`] revoked
+    /// for one sweep only are not among them.
     pub lasting: Vec<RevokedGrant>,
 }
 

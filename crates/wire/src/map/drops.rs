@@ -30,8 +30,8 @@ pub mod counter {
     pub const FLOW: u32 = 17;
     /// Number of packets that were admitted by their token.
     pub const TOKEN: u32 = 18;
-    /// Number of datagrams that contained only a token. The program accepted the token and did not pass the datagram
-    /// on.
+    /// Number of packets whose token the program accepted, but that it did not pass on: datagrams that contained only a
+    /// token, and merged datagrams.
     pub const CONSUMED: u32 = 19;
     /// Number of ICMP errors that quoted an admitted flow.
     pub const ICMP_ERROR: u32 = 20;

@@ -342,8 +342,8 @@ pub struct Consent {
 }
 
 impl Consent {
-    /// Returns the record of the segment in `encapsulation`. The encapsulated packet came from the endpoint `sending` to
-    /// the endpoint `receiving`. Returns `None` if the header can't be encoded.
+    /// Returns the record of the segment in `encapsulation`. The encapsulated packet came from the endpoint `sending`
+    /// to the endpoint `receiving`. Returns `None` if the header can't be encoded.
     pub fn new(encapsulation: &Encapsulation<'_>, sending: IpAddr, receiving: IpAddr) -> Option<Self> {
         let mut geneve = [0; GENEVE_MAX];
         let length = encapsulation.encode(&mut geneve)? as u8;
@@ -430,7 +430,8 @@ pub mod svtep_counter {
     /// Number of packets from the tunnel that were delivered to tenants.
     pub const DELIVERED: u32 = 10;
     /// Number of packets with a valid proof that were not delivered: this endpoint has no interface for them, another
-    /// verifier has to check them first, or they are control packets that are too long.
+    /// verifier has to check them first, they came with a VLAN tag, they contain no inner packet, or they are control
+    /// packets that are too long.
     pub const UNDELIVERED: u32 = 11;
     /// Number of received segments that were recorded because the receiver is allowed to answer.
     pub const CONSENTS: u32 = 12;

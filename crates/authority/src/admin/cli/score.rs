@@ -12,7 +12,7 @@ use std::process::ExitCode;
 pub enum ScoreCommand {
     /// List the scores below 100; `low` marks the scores to which the tag `low-score` applies
     List(List),
-    /// Set a person's score to 100; exit code 1 if no complaint about the person is on record
+    /// Set a person's score to 100; exit code 1 if it is 100 already
     Reset {
         /// The authority's directory
         #[command(flatten)]
@@ -35,7 +35,7 @@ pub(super) async fn run(command: ScoreCommand) -> Result<ExitCode> {
         }
         ScoreCommand::Reset { at, person } => {
             let Some(done) = admin::reset_score(&at.directory(), &person).await? else {
-                println!("no complaint about {person} is on record: the score is 100");
+                println!("the score of {person} is 100 already");
                 return Ok(ExitCode::FAILURE);
             };
             println!("the score of {person} is 100; {done}");

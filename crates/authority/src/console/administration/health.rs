@@ -114,7 +114,7 @@ fn health(entry: &VerifierEntry, latest: Option<&Latest>) -> (Health, &'static s
         Some(Latest { report, .. }) => match report.state {
             VerifierState::Protecting if report.keys_until.is_none() => (Health::Bad, "no keys: admits no new flows"),
             VerifierState::Protecting => (Health::Good, "protecting"),
-            VerifierState::Observing => (Health::Idle, "observing: drops nothing"),
+            VerifierState::Observing => (Health::Idle, "observing: refused packets pass"),
             VerifierState::Trying => (Health::Idle, "trial: protection ends unless confirmed"),
             VerifierState::Closed => (Health::Bad, "closed: admits no new flows, because a table is full"),
         },
