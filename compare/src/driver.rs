@@ -11,7 +11,7 @@ use crate::scene::{End, Scene};
 use crate::secrecy::Attempt;
 use crate::workshop::Workshop;
 
-/// A program that a solution needs, and the package that contains it.
+/// A program that a solution needs, and how to get it: a package, or a command that builds the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Need {
     /// The program's name or path.

@@ -156,7 +156,7 @@ fn print(figures: &Map<String, Value>) {
                     figure["noise"].as_f64().unwrap_or(f64::NAN) * 100.0
                 )
             }
-            Value::String(verdict) if verdict == MISSED => format!("MISSED, bound set in {}", cell("at")),
+            Value::String(verdict) if verdict == MISSED => format!("MISSED; the bound is in {}", cell("at")),
             Value::String(verdict) => verdict.clone(),
             _ => String::new(),
         };

@@ -3,7 +3,7 @@
 //! module does not read the clock and does no IO.
 //!
 //! Of the matching rules, the rule with the highest priority decides. Among rules of equal priority, the last one in
-//! the file decides. If no rule matches, the policy denies.
+//! the file decides. If no rule matches, the policy denies. [`Compiled`] makes the decisions, with a [`rulebook`].
 
 mod compile;
 pub mod delegation;

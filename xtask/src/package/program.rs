@@ -68,7 +68,11 @@ pub fn build(build: &Build) -> Result<PathBuf> {
         unshare.env("FOREIGN", foreign::parts(arch)?).envs(foreign::settings(arch)?.iter().copied());
     }
     run(&mut unshare).with_context(|| {
-        format!("could not build for {0}; if this target is not installed, run `rustup target add {0}`", arch.rust())
+        let needs = match is_root() {
+            true => "",
+            false => ", and without root the kernel has to permit user namespaces, which Ubuntu restricts",
+        };
+        format!("could not build for {0}: the target has to be installed (`rustup target add {0}`){needs}", arch.rust())
     })?;
     Ok(target.join(arch.rust()).join(profile).join("vouchsafe"))
 }

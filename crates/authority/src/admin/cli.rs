@@ -380,8 +380,10 @@ fn init(at: &At, names: Vec<String>, listen: SocketAddr) -> Result<()> {
     println!("give {} to agents and verifiers; its SHA-256 fingerprint is", directory.ca().display());
     println!("{fingerprint}");
     println!(
-        "next: edit {}, then run `vouchsafe authority user add` and `vouchsafe authority run`",
-        directory.policy().display()
+        "next: edit {}, run `vouchsafe authority user add`, give {} to the user that runs the authority (`chown -R`), \
+        and start the authority as this user: `vouchsafe authority run`, or its service",
+        directory.policy().display(),
+        directory.path().display()
     );
     Ok(())
 }

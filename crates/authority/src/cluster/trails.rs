@@ -30,8 +30,8 @@ impl TrailState {
     }
 }
 
-/// Returns the heads in `published` that the audit trails of the database do not contain, together with those that were
-/// missing before.
+/// Returns the published heads that the audit trails of the database do not contain, and those that were published as
+/// lost already (`lost`).
 ///
 /// # Errors
 /// Fails if the database cannot be read, or a head is malformed.

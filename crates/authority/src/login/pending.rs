@@ -160,8 +160,8 @@ impl Logins {
         Ok(name)
     }
 
-    /// Finishes an agent's login for a caller who knows its `name` and its `verifier`, the secret whose hash is
-    /// [`Started::challenge`]. A login in a browser is finished only with the `callback` that the browser brought to
+    /// Finishes an agent's login. The caller has to know the login's `name`, and its code verifier `verifier`, whose hash
+    /// is [`Started::challenge`]. A login in a browser is finished only with the `callback` that the browser brought to
     /// the agent. Without `callback`, a login in a browser yields [`Finish::Pending`], or an error if the login was
     /// denied or refused.
     ///

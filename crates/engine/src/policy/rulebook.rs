@@ -455,7 +455,7 @@ impl<'b> Evaluation<'b> {
     /// cases. In the first case, the receiver of the deciding entry does not protect all services. In the second case,
     /// a stronger entry could decide differently for a part of the scope or at some time. In the third case, another
     /// verifier protects a part of the scope. The scope of a whole network is also narrowed if it possibly contains
-    /// other receivers, even if their lists are equal.
+    /// other receivers, even if all these receivers have the same entries.
     pub fn scope(&self, ruling: &Ruling, granularity: Granularity) -> Scope {
         let host = IpNet::from(self.to.address);
         let narrow = Scope { prefix: host, service: Some((self.to.protocol, self.to.port)) };

@@ -413,7 +413,7 @@ pub mod svtep_counter {
     pub const UNKNOWN: u32 = 1;
     /// Number of packets that were not passed to user space because a buffer was full or because of the rate limit.
     pub const UNREPORTED: u32 = 2;
-    /// Number of packets that were dropped because a request for their segment was refused.
+    /// Index of the number of packets that were dropped because a request for their segment was refused.
     pub const REFUSED: u32 = 3;
     /// Number of packets that were passed to user space because they were too long for the tunnel.
     pub const TOO_LONG: u32 = 4;
