@@ -15,6 +15,7 @@ pub mod embedded;
 pub mod etcd;
 pub mod evidence;
 pub mod forge;
+pub mod keyring;
 pub mod machine;
 pub mod middlebox;
 pub mod mint;

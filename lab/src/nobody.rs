@@ -10,6 +10,7 @@ use std::process::{Command, Output, Stdio};
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
+use crate::keyring;
 use crate::net::Namespace;
 use crate::process::{self, Process};
 use crate::world::{Authority, PASSWORD};
@@ -17,10 +18,18 @@ use crate::world::{Authority, PASSWORD};
 /// The uid of the user, and the gid of its group.
 pub const NOBODY: u32 = 65534;
 
-/// The unprivileged user, with a home folder. Dropping the user removes the folder.
+/// The unprivileged user, with a home folder. Dropping the user removes the folder, and the secrets of its sessions from
+/// the kernel's keyring.
 pub struct Nobody<'a> {
     namespace: &'a Namespace,
     home: TempDir,
+}
+
+impl Drop for Nobody<'_> {
+    fn drop(&mut self) {
+        // The descriptions of the keys contain the folder.
+        keyring::forget(NOBODY, &self.home.path().to_string_lossy());
+    }
 }
 
 impl<'a> Nobody<'a> {
