@@ -24,6 +24,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 use table::Transport;
 use wire::Destination;
+use wire::checksum::replace;
 use wire::map::{Flow, FlowKey, GrantEntry, GrantSlot, Owner, counter, origin, owner, stage};
 use world::{Deciders, Family, Grant, NOW, families};
 
@@ -287,7 +288,7 @@ fn kernel_hands_over_copies_of_name_servers_answers_and_of_a_flood_only_some() {
 }
 
 /// Sends what a blind attacker can: a segment with this client's address from every port. Making each frame anew would
-/// take longer than sending it, so only the source port and the checksum change (RFC 1624, equation 3).
+/// take longer than sending it, so only the source port and the checksum change.
 fn forge_from_every_port(port: &Port, macs: [[u8; 6]; 2], client: IpAddr, to: SocketAddr, flags: u8) {
     let from = |source| {
         Packet::new(client, to.ip()).ethernet(macs[0], macs[1]).tcp(Tcp::new(source, to.port(), flags)).frame()
@@ -295,11 +296,10 @@ fn forge_from_every_port(port: &Port, macs: [[u8; 6]; 2], client: IpAddr, to: So
     let mut frame = from(0);
     let tcp = if client.is_ipv4() { 14 + 20 } else { 14 + 40 };
     let [ports, checksum] = [tcp..tcp + 2, tcp + 16..tcp + 18];
-    let without = !u16::from_be_bytes([frame[checksum.start], frame[checksum.start + 1]]);
+    let of_port_zero = u16::from_be_bytes([frame[checksum.start], frame[checksum.start + 1]]);
     for source in 0..=u16::MAX {
-        let (sum, carry) = without.overflowing_add(source);
         frame[ports.clone()].copy_from_slice(&source.to_be_bytes());
-        frame[checksum.clone()].copy_from_slice(&(!(sum + u16::from(carry))).to_be_bytes());
+        frame[checksum.clone()].copy_from_slice(&replace(of_port_zero, 0, source).to_be_bytes());
         port.send(&frame).unwrap();
         if source % 4096 == 1 {
             assert_eq!(frame, from(source));
