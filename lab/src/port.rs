@@ -1,6 +1,7 @@
 //! Sends and receives raw frames on a device, bypassing the namespace's own network stack.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -16,6 +17,9 @@ use crate::net::Namespace;
 
 /// Size of the receive buffer in bytes.
 const RECEIVE_BUFFER: usize = 16 << 20;
+
+/// Longest wait for room to send a frame.
+const FULL: Duration = Duration::from_secs(5);
 
 /// A packet socket on one device. It receives the frames that arrive after it was opened, and never outgoing frames.
 /// The outermost VLAN tag of a received frame is missing, because the kernel stores it separately.
@@ -44,9 +48,15 @@ impl Port {
         Ok(Self { socket: open().with_context(|| format!("cannot open a packet socket on {device} (are you root?)"))? })
     }
 
-    /// Sends a frame unchanged.
+    /// Sends a frame unchanged. While the socket's buffer or the device's queue is full, it waits, for at most [`FULL`].
     pub fn send(&self, frame: &[u8]) -> Result<()> {
-        let sent = send(self.socket.as_raw_fd(), frame, MsgFlags::empty()).context("cannot send a frame")?;
+        let deadline = Instant::now() + FULL;
+        let sent = loop {
+            match send(self.socket.as_raw_fd(), frame, MsgFlags::empty()) {
+                Err(Errno::EAGAIN | Errno::ENOBUFS) if Instant::now() < deadline => sleep(Duration::from_micros(100)),
+                sent => break sent.context("cannot send a frame")?,
+            }
+        };
         ensure!(sent == frame.len(), "only {sent} of {} bytes were sent", frame.len());
         Ok(())
     }

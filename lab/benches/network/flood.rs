@@ -13,7 +13,6 @@ use lab::mint::Mint;
 use lab::transfer::{Sink, Transfer};
 use lab::world::{DARK4, Network, PUBLIC4, VERIFIER, Way};
 use measure::{Bound, Figures, Yardstick, median};
-use nix::errno::Errno;
 use wire::{Destination, DropReason};
 
 use crate::Guarded;
@@ -98,11 +97,7 @@ impl Flood {
                     if end.load(Relaxed) {
                         break;
                     }
-                    match self.port.send(frame) {
-                        // The cable's queue or the socket's buffer is full, so try again.
-                        Err(error) if matches!(error.downcast_ref(), Some(Errno::ENOBUFS | Errno::EAGAIN)) => continue,
-                        done => done?,
-                    }
+                    self.port.send(frame)?;
                     let count = sent.fetch_add(1, Relaxed) + 1;
                     if count.is_multiple_of(64) {
                         let due = Duration::from_secs_f64(count as f64 / RATE as f64);

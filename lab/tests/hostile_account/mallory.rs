@@ -12,7 +12,6 @@ use lab::forge::{Packet, Tcp, flag};
 use lab::mint::now;
 use lab::world::{self, DARK4, ECHO, FRONT4, Network, PASSWORD};
 use lab::{Namespace, Port};
-use nix::errno::Errno;
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use wire::{Destination, GrantHeader, GrantKey, Token, tail};
@@ -141,14 +140,12 @@ impl<'n> Mallory<'n> {
                 let block = tail::block(&token.encode());
                 let packet = Packet::new(source, arm.to.address).ethernet(from, at);
                 if arm.to.protocol == UDP {
-                    put(
-                        &port,
-                        &packet.udp(own, arm.to.port).payload(&[b"anybody there?", &block[..]].concat()).frame(),
-                    )?;
+                    let datagram = [b"anybody there?", &block[..]].concat();
+                    port.send(&packet.udp(own, arm.to.port).payload(&datagram).frame())?;
                 } else {
                     let syn = packet.clone().tcp(Tcp::syn(own, arm.to.port)).payload(&block);
-                    put(&port, &syn.frame())?;
-                    put(&port, &packet.tcp(Tcp::new(own, arm.to.port, flag::ACK)).frame())?;
+                    port.send(&syn.frame())?;
+                    port.send(&packet.tcp(Tcp::new(own, arm.to.port, flag::ACK)).frame())?;
                 }
                 deeds.tokens.fetch_add(1, Relaxed);
             }
@@ -209,14 +206,6 @@ async fn fetch(session: &Authority, deeds: &Deeds, end: &AtomicBool) -> Result<(
 fn request(to: &Destination) -> GrantRequest {
     let Destination { address, protocol, port } = *to;
     GrantRequest { address, protocol, port, consented: false, in_band: false }
-}
-
-/// Sends a frame. Drops it if the queue of the cable or of the socket is full, because that is the maximum rate.
-fn put(port: &Port, frame: &[u8]) -> Result<()> {
-    match port.send(frame) {
-        Err(error) if matches!(error.downcast_ref(), Some(Errno::ENOBUFS | Errno::EAGAIN)) => Ok(()),
-        sent => sent,
-    }
 }
 
 /// Keeps Mallory's network stack from answering the servers with resets, which would end her flows.
