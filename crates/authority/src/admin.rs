@@ -93,7 +93,8 @@ pub async fn change_password(
 /// the person's sessions.
 ///
 /// # Errors
-/// Fails if there is no such person, the database cannot be written, or the running server could not apply the change.
+/// Fails if there is no such person, `person` is a service account, the database cannot be written, or the running
+/// server could not apply the change.
 pub async fn remove_account(directory: &Directory, person: &str) -> Result<()> {
     directory.open_database()?.remove_account(person, &Operator::current(), now())?;
     sync(directory).await
@@ -288,8 +289,8 @@ pub enum Withdrawn {
     GivenBy(String),
 }
 
-/// Withdraws requests and consents. Returns their number, and the running server's reply or, if no server is running,
-/// a sentence that says so.
+/// Withdraws requests and consents. Returns their number, and the running server's reply or, if no server is running, a
+/// sentence that says so.
 ///
 /// # Errors
 /// Fails if the database cannot be written, or the running server could not apply the change.

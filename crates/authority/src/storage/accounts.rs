@@ -1,6 +1,7 @@
 //! Password accounts.
 
-use super::{AuditEvent, Database, Operator, holders, identities, names, persons, sessions};
+use super::identities::{self, SERVICE};
+use super::{AuditEvent, Database, Operator, holders, names, persons, sessions};
 use anyhow::{Result, bail};
 use rusqlite::{OptionalExtension, params};
 use serde::Serialize;
@@ -66,8 +67,8 @@ impl Database {
         })
     }
 
-    /// Changes a password, ends the account's sessions and their grants, and removes its passkeys. An attacker who knew
-    /// the old password has possibly added passkeys. Returns the number of removed passkeys.
+    /// Changes a password, ends the account's sessions and their grants, and removes its passkeys, because an attacker
+    /// who knew the old password has possibly added some. Returns the number of removed passkeys.
     ///
     /// # Errors
     /// Fails if there is no such account, or the database cannot be written.
@@ -103,11 +104,15 @@ impl Database {
     /// removes the person's devices, and ends the person's sessions and grants.
     ///
     /// # Errors
-    /// Fails if there is no such person, or the database cannot be written.
+    /// Fails if there is no such person, `person` is a service account, or the database cannot be written.
     pub fn remove_account(&mut self, person: &str, by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
-            let removed = transaction.execute("DELETE FROM accounts WHERE person = ?1", [person])?;
-            if removed + transaction.execute("DELETE FROM identities WHERE person = ?1", [person])? == 0 {
+            let account = transaction.execute("DELETE FROM accounts WHERE person = ?1", [person])?;
+            let identity = "DELETE FROM identities WHERE person = ?1 AND issuer <> ?2";
+            if account + transaction.execute(identity, [person, SERVICE])? == 0 {
+                if identities::is_known(transaction, person)? {
+                    bail!("{person} is a service account: `vouchsafe authority service remove` removes it");
+                }
                 bail!("no account {person}: `vouchsafe authority user list` lists the accounts");
             }
             persons::forget(transaction, person)?;

@@ -73,6 +73,15 @@ fn an_account_keeps_its_number_and_another_of_its_name_gets_another() {
 }
 
 #[test]
+fn the_removal_of_a_user_removes_no_service_account() {
+    let room = tempfile::tempdir().unwrap();
+    let mut database = database(&room);
+    let error = database.remove_account("robot", &Operator::current(), 101).unwrap_err().to_string();
+    assert!(error.contains("`vouchsafe authority service remove` removes it"), "{error}");
+    assert!(database.service_key("robot").unwrap().is_some());
+}
+
+#[test]
 fn a_slot_is_not_used_again_while_a_grant_of_its_session_may_be_in_use() {
     let room = tempfile::tempdir().unwrap();
     let mut database = database(&room);
