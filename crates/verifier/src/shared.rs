@@ -49,7 +49,7 @@ pub struct Shared {
     drops: Arc<Mutex<Ring>>,
     health: watch::Receiver<Health>,
     trial: Mutex<Option<Instant>>,
-    /// The other organisations. Only the state of the default organisation has some.
+    /// The verifier's other organisations. Set only in the state of the default organisation.
     roster: OnceLock<Vec<Arc<Member>>>,
     tunnels: Mutex<Option<TunnelView>>,
     orders: mpsc::Sender<(Order, oneshot::Sender<Result<String>>)>,
@@ -290,9 +290,9 @@ impl Shared {
     }
 
     /// Extends a verdict to drop a packet by the remark that it passes nevertheless, if the verifier only observes or
-    /// marks.
+    /// marks, and spares packets of this kind.
     fn as_done(&self, verdict: view::Verdict) -> view::Verdict {
-        if verdict.passes {
+        if verdict.passes || verdict.is_never_spared {
             return verdict;
         }
         if self.kernel().mark().is_some() {
@@ -307,7 +307,7 @@ impl Shared {
     }
 
     /// Reports whether the verifier only observes. It then lets refused packets pass, except packets in sealed tunnels,
-    /// and those of wire.md §4.6.3, §4.8.3 and §4.8.4.
+    /// and packets that wire.md §4.6.3 excludes.
     pub fn observes(&self) -> bool {
         self.observe
     }

@@ -227,7 +227,7 @@ pub struct Protected {
 pub struct Extended {
     /// The services that are protected in all of `networks`.
     pub services: Vec<Service>,
-    /// The networks of this host's addresses, and networks such as those of multicast, to which every host listens.
+    /// The networks of this host's addresses, and the networks to which every host listens, such as multicast networks.
     pub networks: Vec<String>,
     /// Whether there were more services than the entry of one address can hold. If so, the ports between these services
     /// are protected, too.
@@ -436,6 +436,9 @@ pub struct Verdict {
     pub checks: Vec<Check>,
     /// The result as a sentence for people.
     pub text: String,
+    /// Whether a verifier that only observes or marks drops this packet, too, if it would not pass. Absent in JSON.
+    #[serde(skip)]
+    pub is_never_spared: bool,
 }
 
 impl Verdict {
@@ -449,6 +452,7 @@ impl Verdict {
             outcome: outcome.name().into(),
             checks: checks.collect(),
             text,
+            is_never_spared: explanation.is_never_spared,
         }
     }
 }

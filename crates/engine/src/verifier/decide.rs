@@ -19,24 +19,7 @@ const IPV6_LEN: usize = 40;
 /// Decides about an Ethernet frame, or an IP packet out of a sealed tunnel, at `now` (Unix seconds), and reports each
 /// check to the observer. If a token admits the frame, removes the token from it.
 pub fn decide(tables: &mut impl TablesMut, observer: &mut impl Observer, frame: &mut Vec<u8>, now: u32) -> Outcome {
-    let mut decision = Decision { tables, observer, now, is_turned: false };
-    let outcome = decision.packet(frame).unwrap_or_else(Outcome::Drop);
-    if outcome != Outcome::NotOurs {
-        return outcome;
-    }
-    if decision.tables.config().chain & chain::LATER != 0 {
-        // Only a packet that another authority's programs have refused gets here (§6.13).
-        decision.note("organisation", false, || {
-            "an earlier organisation has this service and refused the packet; this one does not have it".into()
-        });
-        return Outcome::Drop(DropReason::NoToken);
-    }
-    if !decision.tables.in_tunnel() {
-        return outcome;
-    }
-    // A tunnel leads to protected services only (§6.11.1).
-    decision.note("tunnel", false, || "the packet left a sealed tunnel, but its destination is unprotected".into());
-    Outcome::Drop(DropReason::NoToken)
+    Decision::new(tables, observer, now).outcome(frame)
 }
 
 /// A decision in progress.
@@ -46,9 +29,36 @@ pub(super) struct Decision<'a, T, O> {
     pub(super) now: u32,
     /// Whether the packet came as a datagram, and was turned into a segment (wire.md §4.8).
     is_turned: bool,
+    /// Whether the verifier drops the packet if it refuses it, even if it only observes or marks (wire.md §4.6.3).
+    pub(super) is_never_spared: bool,
 }
 
-impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
+impl<'a, T: TablesMut, O: Observer> Decision<'a, T, O> {
+    pub(super) fn new(tables: &'a mut T, observer: &'a mut O, now: u32) -> Self {
+        let is_never_spared = tables.in_tunnel();
+        Self { tables, observer, now, is_turned: false, is_never_spared }
+    }
+
+    pub(super) fn outcome(&mut self, frame: &mut Vec<u8>) -> Outcome {
+        let outcome = self.packet(frame).unwrap_or_else(Outcome::Drop);
+        if outcome != Outcome::NotOurs {
+            return outcome;
+        }
+        if self.tables.config().chain & chain::LATER != 0 {
+            // Only a packet that another authority's programs have refused gets here (§6.13).
+            self.note("organisation", false, || {
+                "an earlier organisation has this service and refused the packet; this one does not have it".into()
+            });
+            return Outcome::Drop(DropReason::NoToken);
+        }
+        if !self.tables.in_tunnel() {
+            return outcome;
+        }
+        // A tunnel leads to protected services only (§6.11.1).
+        self.note("tunnel", false, || "the packet left a sealed tunnel, but its destination is unprotected".into());
+        Outcome::Drop(DropReason::NoToken)
+    }
+
     /// Reports a check to the observer. The result of this check alone does not decide about the packet.
     pub(super) fn note(&mut self, name: &'static str, passed: bool, text: impl FnOnce() -> String) {
         self.observer.check(name, passed, text);
@@ -67,7 +77,9 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
     }
 
     fn packet(&mut self, frame: &mut Vec<u8>) -> Result<Outcome, DropReason> {
-        self.is_turned = self.turn_back(frame)?;
+        let turned = self.turn_back(frame);
+        self.is_never_spared |= turned != Ok(false);
+        self.is_turned = turned?;
         let packet = if self.tables.in_tunnel() { Packet::parse_ip(frame) } else { Packet::parse(frame) };
         if packet.form == Form::NotIp {
             self.note("packet", true, || "neither IPv4 nor IPv6".into());
@@ -136,6 +148,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         }
         let found = tail::find(frame, &packet);
         let found = found.filter(|(_, carrier)| *carrier != Carrier::TcpInUdp || self.is_turned);
+        self.is_never_spared |= matches!(found, Some((_, Carrier::Stream)));
         let taken = found.filter(|(_, carrier)| self.takes(*carrier));
         let Some((bytes, carrier)) = taken.map(|(bytes, carrier)| (*bytes, carrier)) else {
             self.note("token", false, || match found {
@@ -381,7 +394,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         self.note("destination", covers, || {
             let (name, port) = (protocol::name(packet.protocol), packet.destination_port);
             let at = packet.destination.map_or_else(String::new, |address| format!(" of {address}"));
-            format!("{name} port {port}{at} is {}protected", if covers { "" } else { "not " })
+            format!("{name} port {port}{at} is {}", if covers { "protected" } else { "not protected" })
         });
         covers
     }

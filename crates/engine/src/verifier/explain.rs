@@ -1,7 +1,7 @@
-//! Explains whether a packet would pass. Runs [`decide`] with an observer, and does not change the tables.
+//! Explains whether a packet would pass. Makes the decision with an observer, and does not change the tables.
 
 use super::Outcome;
-use super::decide::decide;
+use super::decide::Decision;
 use super::observer::Observer;
 use super::overlay::Overlay;
 use super::tables::Tables;
@@ -38,6 +38,9 @@ pub struct Explanation {
     /// The checks in the order in which they were made. If the packet is dropped, the last check that failed shows the
     /// reason.
     pub checks: Vec<Check>,
+    /// Whether a verifier that only observes or marks drops this packet, too, if the outcome is a drop (wire.md
+    /// §4.6.3).
+    pub is_never_spared: bool,
 }
 
 impl Explanation {
@@ -67,13 +70,15 @@ impl Explanation {
 /// Explains the decision about an Ethernet frame, or an IP packet out of a sealed tunnel, at `now` (Unix seconds). The
 /// tables do not change.
 pub fn explain(tables: &impl Tables, frame: &[u8], now: u32) -> Explanation {
-    let mut trace = Trace::default();
-    let outcome = decide(&mut Overlay::new(tables), &mut trace, &mut frame.to_vec(), now);
-    Explanation { outcome, checks: trace.0 }
+    let (mut overlay, mut trace) = (Overlay::new(tables), Trace::default());
+    let mut decision = Decision::new(&mut overlay, &mut trace, now);
+    let (outcome, is_never_spared) = (decision.outcome(&mut frame.to_vec()), decision.is_never_spared);
+    Explanation { outcome, checks: trace.0, is_never_spared }
 }
 
-/// Explains the decision about a packet without a token between these addresses. If their flow is admitted, the packet
-/// is a later packet of the flow, otherwise a first packet. Returns `None` if one address is IPv4 and the other IPv6.
+/// Explains the decision about a packet without a token that goes from the address `from` to the address `to`. If their
+/// flow is admitted, the packet is a later packet of the flow, otherwise a first packet. Returns `None` if one address
+/// is IPv4 and the other IPv6.
 pub fn explain_flow(
     tables: &impl Tables,
     from: SocketAddr,

@@ -4,6 +4,8 @@ use crate::stage::*;
 use nix::sys::signal::Signal;
 use verifier::control::Request;
 use verifier::view;
+use wire::tail;
+use wire::token::TOKEN_LEN;
 
 #[test]
 fn a_trial_that_nobody_confirms_is_rolled_back() {
@@ -62,6 +64,10 @@ fn an_observer_reports_and_drops_nothing() {
         let explain = ["explain", "--from", "10.77.0.2:4711", "--to", SSH];
         let (code, text) = stage.cli(&explain, stage.daemon()).await;
         assert_eq!((code, text.contains("it still passes")), (1, true), "{text}");
+        for (block, is_spared) in [(tail::block(&[0; TOKEN_LEN]), true), (tail::stream_block(&[0; TOKEN_LEN]), false)] {
+            let (code, text) = stage.cli(&["explain", "--frame", &hex::encode(syn(&block))], stage.daemon()).await;
+            assert_eq!((code, text.contains("it still passes")), (1, is_spared), "{text}");
+        }
         assert_eq!(drops.samples[0].client, Some(connection.local_addr().unwrap()));
         verifier.signal(Signal::SIGTERM);
         verifier.end().await;
@@ -72,6 +78,14 @@ fn an_observer_reports_and_drops_nothing() {
         let _verifier = stage.run(&[]).await;
         assert!(echoes(&connection) && !stage.connects(SSH));
     });
+}
+
+/// Returns a SYN to the protected service that carries this block.
+fn syn(block: &[u8]) -> Vec<u8> {
+    let [high, low] = (40 + block.len() as u16).to_be_bytes();
+    let ip = [[0x45, 0, high, low, 0], [0, 0, 0, 64, 6], [0, 0, 10, 77, 0], [2, 10, 77, 0, 1]].concat();
+    let tcp = [&[0x12, 0x67, 0, 22][..], &[0; 8], &[0x50, 0x02], &[0; 6]].concat();
+    [&[0; 12][..], &[0x08, 0x00], &ip, &tcp, block].concat()
 }
 
 #[test]
