@@ -20,6 +20,9 @@ const LOCK: &str = "lock";
 const NETWORKS: &str = "networks.json";
 /// The folder with the folders of organisations that have a name.
 const ORGANISATIONS: &str = "organisations";
+const FULL: &str = "cannot read the session's secret from the kernel's keyring, because you have as many keys as the \
+                    kernel allows (/proc/key-users). Remove some (keyctl(1)), or run `vouchsafe login` again: \
+                    it then stores the secret in a file";
 /// Maximum number of grants in the file.
 const GRANTS_MAX: usize = 256;
 
@@ -164,7 +167,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Fails if the file can't be read or is malformed.
+    /// Fails if the file can't be read or is malformed, or if the kernel doesn't let the keyring be read, because the
+    /// user has as many keys as it allows.
     pub fn load(&self) -> Result<Option<KeptSession>, Error> {
         let Some(text) = self.folder.read(SESSION).map_err(|error| fault(&error))?.map(Zeroizing::new) else {
             return Ok(None);
@@ -175,8 +179,9 @@ impl Store {
         })?;
         if kept.token.is_empty() {
             match keyring::read(&self.key()) {
-                Some(token) => kept.token = token.to_string(),
-                None => return Ok(None),
+                Ok(Some(token)) => kept.token = token.to_string(),
+                Ok(None) => return Ok(None),
+                Err(keyring::Full) => return Err(Error::Folder(FULL.into())),
             }
         }
         Ok(Some(kept))
@@ -211,7 +216,7 @@ impl Store {
         let _lock = self.lock()?;
         let Some(mut kept) = self.load()?.filter(|kept| kept.token == token) else { return Ok(()) };
         change(&mut kept);
-        if keyring::read(&self.key()).is_some_and(|secret| **secret == *kept.token) {
+        if keyring::read(&self.key()).is_ok_and(|secret| secret.is_some_and(|secret| **secret == *kept.token)) {
             kept.token.clear();
         }
         self.write(SESSION, &kept)
@@ -321,9 +326,10 @@ mod tests {
         let kept = store.load().unwrap().unwrap();
         assert_eq!((kept.token.as_str(), kept.skew, kept.authorities.len()), ("secret", 5, 1));
         let text = std::fs::read_to_string(store.path().join(SESSION)).unwrap();
-        assert_eq!(text.contains("secret"), keyring::read(&store.key()).is_none(), "{text}");
+        let in_keyring = keyring::read(&store.key()).unwrap();
+        assert_eq!(text.contains("secret"), in_keyring.is_none(), "{text}");
         store.remove();
-        assert!(store.load().unwrap().is_none() && keyring::read(&store.key()).is_none());
+        assert!(store.load().unwrap().is_none() && keyring::read(&store.key()).unwrap().is_none());
     }
 
     #[test]

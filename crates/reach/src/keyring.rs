@@ -3,6 +3,7 @@
 
 use libc::{c_char, c_long, c_ulong};
 use std::ffi::CString;
+use std::io::{Error, Result as IoResult};
 use zeroize::Zeroizing;
 
 type Serial = c_long;
@@ -21,9 +22,13 @@ const SEARCH: c_long = 10;
 const READ: c_long = 11;
 const SET_TIMEOUT: c_long = 15;
 
+/// Error: the user has as many keys as the kernel allows, so that the kernel doesn't let the keyring be used.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Full;
+
 /// Stores a secret for `seconds`. Returns whether the keyring has stored it.
 pub fn write(name: &str, secret: &str, seconds: u64) -> bool {
-    let (Some(keyring), Ok(name)) = (persistent(), CString::new(name)) else { return false };
+    let (Ok(Some(keyring)), Ok(name)) = (persistent(), CString::new(name)) else { return false };
     // SAFETY: the kernel reads the two texts, which are NUL-terminated, and `secret.len()` bytes of the secret.
     let key = unsafe {
         libc::syscall(libc::SYS_add_key, TYPE.as_ptr(), name.as_ptr(), secret.as_ptr(), secret.len(), keyring)
@@ -31,42 +36,105 @@ pub fn write(name: &str, secret: &str, seconds: u64) -> bool {
     if key < 0 {
         return false;
     }
-    let is_own = call(SETPERM, key as c_ulong, OWN, 0, 0).is_some();
-    let ends = call(SET_TIMEOUT, key as c_ulong, seconds.max(1) as c_ulong, 0, 0).is_some();
+    let is_own = call(SETPERM, key as c_ulong, OWN, 0, 0).is_ok();
+    let ends = call(SET_TIMEOUT, key as c_ulong, seconds.max(1) as c_ulong, 0, 0).is_ok();
     is_own && ends
 }
 
 /// Returns a secret, or `None` if the keyring does not have it.
-pub fn read(name: &str) -> Option<Zeroizing<String>> {
-    let key = find(name)?;
+///
+/// # Errors
+///
+/// Fails if the user has so many keys that the kernel doesn't let the keyring be read.
+pub fn read(name: &str) -> Result<Option<Zeroizing<String>>, Full> {
+    let Some(key) = find(name)? else { return Ok(None) };
     let mut bytes = Zeroizing::new(vec![0_u8; SECRET_MAX]);
-    let size = call(READ, key as c_ulong, bytes.as_mut_ptr() as c_ulong, SECRET_MAX as c_ulong, 0)?;
-    let secret = bytes.get(..usize::try_from(size).ok()?)?;
-    String::from_utf8(secret.to_vec()).ok().map(Zeroizing::new)
+    let size = call(READ, key as c_ulong, bytes.as_mut_ptr() as c_ulong, SECRET_MAX as c_ulong, 0);
+    let secret = size.ok().and_then(|size| bytes.get(..usize::try_from(size).ok()?));
+    Ok(secret.and_then(|secret| String::from_utf8(secret.to_vec()).ok()).map(Zeroizing::new))
 }
 
 /// Removes a secret, if the keyring has it.
 pub fn remove(name: &str) {
-    if let (Some(key), Some(keyring)) = (find(name), persistent()) {
-        call(UNLINK, key as c_ulong, keyring as c_ulong, 0, 0);
+    if let (Ok(Some(key)), Ok(Some(keyring))) = (find(name), persistent()) {
+        let _ = call(UNLINK, key as c_ulong, keyring as c_ulong, 0, 0);
     }
 }
 
-fn find(name: &str) -> Option<Serial> {
-    let (keyring, name) = (persistent()?, CString::new(name).ok()?);
-    call(SEARCH, keyring as c_ulong, TYPE.as_ptr() as c_ulong, name.as_ptr() as c_ulong, 0)
+fn find(name: &str) -> Result<Option<Serial>, Full> {
+    let (Some(keyring), Ok(name)) = (persistent()?, CString::new(name)) else { return Ok(None) };
+    Ok(call(SEARCH, keyring as c_ulong, TYPE.as_ptr() as c_ulong, name.as_ptr() as c_ulong, 0).ok())
 }
 
-/// Returns the user's persistent keyring. Links it to this process, which thereby possesses it.
-fn persistent() -> Option<Serial> {
-    call(GET_PERSISTENT, c_ulong::MAX, PROCESS_KEYRING as c_ulong, 0, 0)
+/// Returns the user's persistent keyring, or `None` if there are no such keyrings here. Links the keyring to this
+/// process, which thereby possesses it. The link takes some of the user's room for keys.
+fn persistent() -> Result<Option<Serial>, Full> {
+    match call(GET_PERSISTENT, c_ulong::MAX, PROCESS_KEYRING as c_ulong, 0, 0) {
+        Ok(keyring) => Ok(Some(keyring)),
+        Err(error) if error.raw_os_error() == Some(libc::EDQUOT) => Err(Full),
+        Err(_) => Ok(None),
+    }
 }
 
-fn call(operation: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> Option<c_long> {
+fn call(operation: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> IoResult<c_long> {
     // SAFETY: of the operations above, SEARCH takes two NUL-terminated texts as `b` and `c`, READ takes room for `c`
     // bytes as `b`, and the others take numbers only. The callers keep texts and room alive.
     let answer = unsafe { libc::syscall(libc::SYS_keyctl, operation, a, b, c, d) };
-    (answer >= 0).then_some(answer)
+    if answer < 0 { Err(Error::last_os_error()) } else { Ok(answer) }
 }
 
 const _: () = assert!(size_of::<*const c_char>() == size_of::<c_ulong>());
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const THREAD_KEYRING: c_long = -1;
+    /// Lengths of keys, of which the test adds as many as fit. The default quota of a user is 20 000 bytes and 200 keys.
+    const LENGTHS: [usize; 3] = [4000, 100, 1];
+    const KEYS_MAX: usize = 10_000;
+
+    /// Runs `test` in a thread that becomes another user and has no keys yet. Needs root. No other test, and no other run
+    /// of this test, has the same user, because a full quota would disturb it: the kernel removes the keys of a thread
+    /// only some time after its end.
+    fn as_other<T: Send + 'static>(test: fn() -> T) -> T {
+        let thread = std::thread::spawn(move || {
+            let user = c_long::from(60_000 + std::process::id() % 4000);
+            // SAFETY: the call takes numbers only. Called directly, it changes the user of this thread alone.
+            let changed = unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) };
+            assert_eq!(changed, 0, "this test needs root");
+            test()
+        });
+        thread.join().unwrap()
+    }
+
+    fn is_missing() -> Result<bool, Full> {
+        read("vouchsafe-nothing").map(|secret| secret.is_none())
+    }
+
+    #[test]
+    fn a_full_keyring_is_told_from_a_missing_secret() {
+        assert_eq!(as_other(is_missing), Ok(true));
+        if as_other(persistent) == Ok(None) {
+            return;
+        }
+        as_other(|| {
+            let secret = [0_u8; LENGTHS[0]];
+            let mut numbers = 0..KEYS_MAX;
+            for length in LENGTHS {
+                let full = numbers.find(|number| {
+                    let name = CString::new(number.to_string()).unwrap();
+                    // SAFETY: the kernel reads the two texts, which are NUL-terminated, and `length` bytes.
+                    let key = unsafe {
+                        let (kind, name) = (TYPE.as_ptr(), name.as_ptr());
+                        libc::syscall(libc::SYS_add_key, kind, name, secret.as_ptr(), length, THREAD_KEYRING)
+                    };
+                    key < 0
+                });
+                assert!(full.is_some(), "the kernel sets no quota");
+            }
+            assert_eq!(is_missing(), Err(Full));
+            assert!(!write("vouchsafe-test", "secret", 1));
+        });
+    }
+}
