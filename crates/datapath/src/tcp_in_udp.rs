@@ -11,7 +11,7 @@ use crate::netlink;
 use crate::object::{Loaded, Opened};
 use crate::run::{self, Ran};
 use crate::verifier::Verifier;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use std::os::fd::AsFd;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tcp_in_udp.bpf.o"));
@@ -35,8 +35,8 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Makes the pair of this owner, or takes over the pair that an earlier process has made. `owner` is the name of
-    /// the directory of the owner's pins.
+    /// Makes the pair of devices of this owner, or takes over the pair that an earlier process has made. `owner` is the
+    /// name of the directory of the owner's pins.
     ///
     /// # Errors
     ///
@@ -55,8 +55,10 @@ impl Devices {
             device.turn_off(ETHTOOL_SGRO)?;
         }
         let offloads = devices.out.offloads();
-        let left = offloads.iter().find(|name| ["tx-checksumming", "tcp-segmentation-offload"].contains(name));
-        ensure!(left.is_none(), "the kernel does not turn off {left:?} of {}", devices.out.name);
+        if let Some(left) = offloads.iter().find(|name| ["tx-checksumming", "tcp-segmentation-offload"].contains(name))
+        {
+            bail!("the kernel does not turn off all offloads of {}: {left} is on", devices.out.name);
+        }
         for device in [&devices.out, &devices.back] {
             netlink::change(libc::RTM_NEWLINK, 0, &link(device.index, libc::IFF_UP as u32))
                 .with_context(|| format!("cannot turn on the device {}", device.name))?;
@@ -64,7 +66,7 @@ impl Devices {
         Ok(devices)
     }
 
-    /// Removes the pair of this owner, if there is one.
+    /// Removes the pair of devices of this owner, if there is one.
     ///
     /// # Errors
     ///
@@ -123,7 +125,7 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// Loads the programs next to `verifier`, and attaches the program that turns segments into datagrams to `devices`.
+    /// Loads the programs next to `verifier`, and attaches to `devices` the program that turns segments into datagrams.
     /// The directory `pins` must be for these programs only.
     ///
     /// # Errors
