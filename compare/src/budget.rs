@@ -74,7 +74,8 @@ impl Budget {
         Self { whole: whole.map(|time| time.as_secs_f64()), spent: Vec::new() }
     }
 
-    /// Adds a measured turn. It counts against the time limit, even if it was measured before the run was stopped.
+    /// Adds a measured turn. It counts against the time limit, even if it was measured before the run was stopped and
+    /// continued.
     pub fn took(&mut self, spent: Spent) {
         self.spent.push(spent);
     }

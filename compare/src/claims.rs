@@ -80,7 +80,7 @@ impl Feature {
         Self::SingleSignOn,
     ];
 
-    /// Returns the name as files of weights and reports write it.
+    /// Returns the name that reports and files of weights use.
     pub const fn name(self) -> &'static str {
         match self {
             Self::HidesAddresses => "hides-addresses",

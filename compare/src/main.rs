@@ -41,7 +41,7 @@ enum Task {
     Check(CheckArguments),
     /// Rank the solutions of a run by weights
     Rank(RankArguments),
-    /// Recommend what to use, with the argument
+    /// Recommend what to use, and give the reasons
     Advise(AdviseArguments),
     /// Write a run's report: an HTML file, and tables as CSV beside it
     Report(From),
@@ -88,7 +88,7 @@ struct RankArguments {
     /// A TOML file with a table `weights` and a list `must`
     #[arg(long, value_name = "FILE", conflicts_with_all = ["preset", "oslv"])]
     weights: Option<PathBuf>,
-    /// Weights made for somebody: home, campus, factory, cloud
+    /// Ready-made weights for a kind of users: home, campus, factory, cloud
     #[arg(long, value_name = "NAME", conflicts_with = "oslv")]
     preset: Option<String>,
     /// Weight of one criterion, as throughput=3; may be repeated
@@ -160,8 +160,8 @@ struct RunArguments {
     /// Number of rounds
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
-    /// Time limit of the run: transfers become shorter first, then rounds fewer. By default 59 for --all, 7.6 for
-    /// --quick
+    /// Time limit of the run, in minutes. If it is too short, transfers become shorter. If that is not enough, the run
+    /// has fewer rounds. By default 59 for --all, 7.6 for --quick
     #[arg(long, value_name = "N", value_parser = positive)]
     minutes: Option<f64>,
     /// Longest turn of a solution in seconds; a solution that takes longer is stopped, reported, and not measured again

@@ -171,9 +171,9 @@ pub const CSRA_TABLES_2_3: [(&str, f64, f64); 4] = [
     ("3DES, SHA-1, forward secrecy", 684.797, 663.11),
 ];
 
-/// LS, Figures 3 and 4: 90th percentiles in ms. The first is that of two round trips to the controller. The second is
-/// that of a first packet with a controller that only forwards. The third is that of a first packet with the complete
-/// method.
+/// LS, Figures 3 and 4: 90th percentiles of times, in ms. The first value is for two round trips to the controller. The
+/// second value is for a first packet with a controller that only forwards. The third value is for a first packet with
+/// the complete method.
 pub const LS_FIGURES_3_4: [(&str, [f64; 3]); 4] = [
     ("3a: key transfer, router's switch", [83.0, 86.0, 87.0]),
     ("3b: key transfer, client's switch", [83.0, 82.0, 83.0]),

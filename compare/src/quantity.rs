@@ -33,7 +33,7 @@ impl Attribute {
     pub const ALL: [Self; 6] =
         [Self::Throughput, Self::Latency, Self::Cpu, Self::Overhead, Self::Resilience, Self::Effort];
 
-    /// Returns the name as files of weights and reports write it.
+    /// Returns the name that reports and files of weights use.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Throughput => "throughput",
@@ -63,7 +63,7 @@ macro_rules! quantities {
                 match self { $(Self::$variant => $name),* }
             }
 
-            /// Returns the name for people.
+            /// Returns the name that reports and commands show.
             pub const fn title(self) -> &'static str {
                 match self { $(Self::$variant => $title),* }
             }

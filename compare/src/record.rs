@@ -51,7 +51,7 @@ impl Property {
         Self::ForwardSecrecy,
     ];
 
-    /// Returns the name as files of weights and records write it.
+    /// Returns the name that records and files of weights use.
     pub const fn name(self) -> &'static str {
         match self {
             Self::PayloadHidden => "payload_hidden",

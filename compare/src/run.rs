@@ -93,8 +93,8 @@ pub struct Order<'a> {
     pub rounds: u32,
     /// The measurements of a round, and their durations.
     pub plan: Plan,
-    /// The time for the whole run. If it is too short for the plan, transfers become shorter and rounds fewer. `None`
-    /// means that there is no limit.
+    /// The time for the whole run. If it is too short for the plan, transfers become shorter. If that is not enough,
+    /// the run has fewer rounds. `None` means that there is no limit.
     pub time: Option<Duration>,
     /// The longest time of one turn; the programs of a solution that takes longer are killed.
     pub limit: Duration,

@@ -41,7 +41,7 @@ pub struct Scene {
     running: [Vec<Process>; 2],
     held: [Vec<Box<dyn Any + Send + Sync>>; 2],
     steps: [Steps; 2],
-    /// The client that [`End::Client`] means, from 1.
+    /// Number of the client that [`End::Client`] means, from 1.
     number: usize,
     /// Path at which the solution's broker passes sockets to measurements, see [`Way`]; `None` if every socket in the
     /// client's namespace reaches the server.
@@ -238,8 +238,8 @@ impl Scene {
         stopped
     }
 
-    /// Stops all processes at one end of the path, including those that have detached themselves. Unlike [`Self::stop`],
-    /// it does not drop the values that this end keeps alive.
+    /// Stops all processes at one end of the path, including those that have detached themselves. Unlike
+    /// [`Self::stop`], it does not drop the values that this end keeps alive.
     ///
     /// # Errors
     ///

@@ -95,7 +95,8 @@ pub fn same(results: &Results) -> Finding {
 /// calls limits both tunnels. This cost changes from round to round by more than the cipher costs.
 pub fn cipher(results: &Results) -> Finding {
     let rate = Contrast::of(results, "openvpn-udp-none", "openvpn-udp-camellia", &[Quantity::TcpUp]);
-    let evidence = format!("one stream, {} times the rate with Camellia and SHA-512", rate.shown());
+    let evidence =
+        format!("one stream: the rate without a cipher is {} times the rate with Camellia and SHA-512", rate.shown());
     finding("OpenVPN without cipher is faster than with a cipher in software", rate.is_above_one(), evidence)
 }
 
@@ -107,10 +108,11 @@ pub fn aided_cipher(results: &Results) -> Finding {
     let work = Contrast::of(results, aes, none, &[Quantity::CpuClient, Quantity::CpuServer]);
     let rate = Contrast::of(results, none, aes, &[Quantity::TcpUp]);
     let evidence = format!(
-        "with AES-256-GCM {} times the processor time per byte of both ends; without cipher {} times the rate of one stream{}",
+        "both ends together use {} times as much processor time per byte with AES-256-GCM; one stream is {} times as \
+         fast without a cipher{}",
         work.shown(),
         rate.shown(),
-        if rate.is_above_one().is_none() { ", which does not tell them apart" } else { "" }
+        if rate.is_above_one().is_none() { ", which does not show whether the rates differ" } else { "" }
     );
     finding("OpenVPN with its default cipher takes more processor time than without", work.is_above_one(), evidence)
 }

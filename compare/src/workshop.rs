@@ -56,9 +56,9 @@ impl Workshop {
         self.steps
     }
 
-    /// Returns the steps that this workshop needed in addition to those of `fewer`, a workshop with one client less.
-    /// These are the additional keys and commands, the new files, and the files that have a different number of lines.
-    /// A file in which only a random key differs does not count.
+    /// Returns the steps that this workshop needed in addition to the steps of `fewer`, a workshop with one client
+    /// less. These are the additional keys and commands, the new files, and the files that have a different number of
+    /// lines. A file in which only a random key differs does not count.
     pub fn steps_since(&self, fewer: &Self) -> Steps {
         let edited = self.lines.iter().filter(|(file, lines)| fewer.lines.get(*file) != Some(*lines)).count();
         Steps {
@@ -137,8 +137,8 @@ impl Workshop {
     }
 
     /// Makes a certificate authority and certificates: `ca.crt`, `this.crt`, `this.key`, and `this.pem` with
-    /// certificate and key, on the server and on every client. The certificate of the server is for the name `server`,
-    /// that of the first client for [`IDENTITY`].
+    /// certificate and key, on the server and on every client. The server's certificate is for the name `server`, and
+    /// the first client's certificate is for [`IDENTITY`].
     ///
     /// # Errors
     ///

@@ -65,7 +65,7 @@ impl Namespace {
     }
 
     /// Prepares a command that runs `program` in the namespace. Unlike under `ip netns exec`, the program sees the
-    /// host's mounts (such as bpffs), and the process id of the started command is that of the program.
+    /// host's mounts (such as bpffs), and the program has the process id of the started command.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut net = std::ffi::OsString::from("--net=");
         net.push(self.path());
@@ -146,9 +146,9 @@ impl Namespace {
             .with_context(|| format!("cannot set {key}={value} in {}", self.name))
     }
 
-    /// Makes TCP use CUBIC, or Reno where the machine does not allow CUBIC to network namespaces. BBR, to which a
-    /// machine may be set, sends by timers at the rate that it has estimated. On a path without a slow link, a
-    /// measurement would show BBR's timers in place of the path.
+    /// Makes TCP use CUBIC, or Reno where the machine does not allow CUBIC to network namespaces. The machine's own
+    /// setting may be BBR, which sends by timers at a rate that it has estimated. On a path without a slow link, a
+    /// measurement would then show BBR's timers, and not the path.
     pub fn use_loss_based_control(&self) -> Result<()> {
         let allowed = self.enter(|| fs::read_to_string("/proc/sys/net/ipv4/tcp_allowed_congestion_control"))?;
         let control = if allowed.split_whitespace().any(|one| one == "cubic") { "cubic" } else { "reno" };

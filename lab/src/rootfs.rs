@@ -43,7 +43,7 @@ impl Rootfs {
 
     fn unpack(archive: &Path, first: &str) -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let dir = TempDir::with_prefix("vouchsafe-root-").context("a folder for the root")?;
+        let dir = TempDir::with_prefix("vouchsafe-root-").context("cannot create a folder for the root")?;
         let root = dir.path().join("root");
         fs::create_dir(&root)?;
         process::output(Command::new("tar").arg("-xpf").arg(archive).arg("-C").arg(&root))?;

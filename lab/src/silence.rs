@@ -28,7 +28,7 @@ pub struct Args {
     /// Treat the whole host as protected: also ping it and send other protocols
     #[arg(long)]
     whole_host: bool,
-    /// Interface to send from [default: that of the route to the target]
+    /// Interface to send from [default: the interface of the route to the target]
     #[arg(long, value_name = "IF")]
     interface: Option<String>,
     /// Seconds to listen after the last probe

@@ -19,9 +19,9 @@ pub const CONTROLLER: &str = "127.0.0.1:6653";
 /// The host of a switch in the standard network, as in LS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Host {
-    /// On the router: Alice's cable is its only port.
+    /// On the router. The switch's only port is Alice's cable.
     Router,
-    /// On Alice's own machine: its cable to the router is its only port.
+    /// On Alice's own machine. The switch's only port is the cable to the router.
     Client,
 }
 

@@ -30,7 +30,7 @@ impl Terminal {
         let file = File::create(log).with_context(|| log.display().to_string())?;
         command.stdin(Stdio::piped()).stdout(file.try_clone()?).stderr(file);
         let mut child = command.spawn().with_context(|| format!("could not start `{line}`"))?;
-        let keyboard = child.stdin.take().context("a terminal without a keyboard")?;
+        let keyboard = child.stdin.take().context("the terminal has no keyboard")?;
         Ok(Self { child, keyboard, log: log.to_owned(), line: line.to_owned(), answered: 0 })
     }
 

@@ -161,7 +161,7 @@ fn an_authority_with_more_services_than_its_share_opens_nothing_at_the_next_star
         let ports = |count: usize| format!("\"udp/7\", {}", ports[..count].join(", "));
         let crowded = policy_for_echo(&[SHARED]).replace("\"udp/7\"", &ports(24));
         stage.home.authority.apply(&crowded)?;
-        let is_told = |home: &Value| home["trouble"].as_str().is_some_and(|text| text.contains("its share is 16"));
+        let is_told = |home: &Value| home["trouble"].as_str().is_some_and(|text| text.contains("may have at most 16"));
         stage.waits("the default organisation has too many port ranges", |home, _| is_told(home))?;
         stage.acme.reach(THEIRS)?;
         stage.home.reach(SHARED).context("the earlier receivers stay")?;

@@ -155,8 +155,9 @@ impl Program {
         self.with(table, |table| table.name.clone())
     }
 
-    /// Runs the program from its beginning to the operation that follows the first `performed` ones, or to its end.
-    /// `answers` are the answers of those operations. If the last of them was a write, also returns the written bytes.
+    /// Runs the program from its beginning. Repeats the first `performed` operations with their earlier results,
+    /// `answers`, and stops at the next operation or at the program's end. If the last repeated operation was a write,
+    /// also returns the written bytes.
     pub fn run(&self, entry: Entry<'_>, performed: u16, answers: &[u8]) -> (Ran, Option<(Place, Vec<u8>)>) {
         GROUND.with(|ground| {
             // SAFETY: the memory is this thread's, for as long as the thread lives.

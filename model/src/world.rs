@@ -155,8 +155,8 @@ pub struct Report {
 pub const ONCE: &str = "each token admits at most once";
 /// Property: a token that has not been used yet admits its packet, if its grant has budget left.
 pub const FRESH: &str = "a fresh token within budget is admitted";
-/// Property: after the sweep that follows a revocation or the end of a session, the table has no flow of the affected
-/// grant whenever no core is in the middle of a job.
+/// Property: the sweep that follows a revocation or the end of a session removes the flows of the affected grant. After
+/// this sweep, the table never has a flow of the grant while all cores are between two jobs.
 pub const REVOKED: &str = "a revoked grant's flow is never live again";
 /// Property: a flow does not change its owner.
 pub const OWNER: &str = "an open flow keeps its owner";

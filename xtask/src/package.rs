@@ -37,7 +37,7 @@ pub struct Args {
     /// The folder to write to [default: target/package]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Number of the package among those of the same version
+    /// Number of the package among the packages of the same version
     #[arg(long, default_value_t = 1)]
     revision: u32,
     /// Compress little, for tests; with --twice, also build dependencies only once and optimise nothing
@@ -63,7 +63,7 @@ enum Part {
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Arch {
     Amd64,
-    /// On another processor, `sh xtask/setup.sh package-arm64` installs what the build needs
+    /// If this machine has another processor, `sh xtask/setup.sh package-arm64` installs what the build needs
     Arm64,
 }
 

@@ -186,7 +186,7 @@ impl Driver for Strongswan {
 
     fn open_with_stolen_keys(&self, scene: &Scene, frames: &[Seen]) -> Result<Option<Attempt>> {
         let log = scene.whole_logs(End::Client);
-        let secret = exchanged(&log).context("the client's log does not show the secret of the exchange")?;
+        let secret = exchanged(&log).context("the client's log does not show the secret of the key exchange")?;
         ike::attempt(frames, secret_of(1).as_bytes(), &secret).map(Some)
     }
 

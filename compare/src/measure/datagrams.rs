@@ -96,7 +96,7 @@ pub fn send(
 ///
 /// # Errors
 ///
-/// Fails if no datagram arrives, or if more than this are lost at every rate that was tried.
+/// Fails if no datagram arrives, or if more than one datagram in a thousand is lost at every rate that was tried.
 pub fn loss_free_rate(
     client: &Way,
     server: Ipv4Addr,

@@ -37,8 +37,8 @@ pub struct Conditions {
     pub delay: Duration,
     /// Fraction of the packets that are lost.
     pub loss: f64,
-    /// Fraction of the packets that are delayed half as long again, so that later packets overtake them. Has no effect
-    /// if `delay` is zero.
+    /// Fraction of the packets that are delayed by 1.5 times `delay`, so that later packets overtake them. Has no
+    /// effect if `delay` is zero.
     pub overtaken: f64,
     /// The attack on the packets that pass.
     pub attack: Attack,

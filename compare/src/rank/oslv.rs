@@ -56,7 +56,7 @@ pub fn of(results: &Results, weights: [f64; 4]) -> Vec<(String, f64)> {
     weighted(&table, ATTRIBUTES.map(|(_, quantity)| quantity.better()), weights)
 }
 
-/// The means of two groups, as the paper compares solutions over UDP with solutions over TCP.
+/// A quantity's means over two groups of solutions, such as tunnels over UDP and tunnels over TCP.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Contrast {
     /// Mean over the first group.

@@ -134,7 +134,7 @@ fn ranked(results: &Results, preset: &presets::Preset) -> Result<Markup> {
     let ranking = rank::rank(results, &presets::named(preset.name)?);
     Ok(html! {
         h3 { (preset.name) }
-        p { "For " (preset.title) ". Solutions with the same place tie: the data does not tell them apart." }
+        p { "For " (preset.title) ". Solutions with the same place tie: the data does not show which of them is better." }
         div.wide { table {
             thead { tr { th { "place" } th { "solution" } th { "score" } th { "because" } } }
             tbody { @for place in ranking.places.iter().take(10) { tr {

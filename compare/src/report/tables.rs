@@ -9,7 +9,7 @@ use crate::rank::rounded;
 use crate::record::Property;
 use crate::results::{Results, Solution};
 
-/// Returns the table of an attribute's quantities. The best value and those that tie with it are bold.
+/// Returns the table of an attribute's quantities. The best value and all values that tie with it are bold.
 pub fn attribute(results: &Results, attribute: Attribute) -> Markup {
     let of_attribute = Quantity::ALL.iter().copied().filter(|quantity| quantity.attribute() == attribute);
     let known = |quantity: &Quantity| results.solutions.iter().any(|solution| solution.summary(*quantity).is_some());
@@ -54,8 +54,8 @@ fn best(results: &Results, quantity: Quantity) -> Option<crate::stats::Summary> 
     })
 }
 
-/// Returns the table of the security properties, for the solutions on which at least one property was tried. Each result
-/// links to its evidence. The other cells say "not tried".
+/// Returns the table of the security properties, for the solutions on which at least one property was tried. Each
+/// result links to its evidence. The other cells say "not tried".
 pub fn security(results: &Results) -> Markup {
     let tried: Vec<_> = results.solutions.iter().filter(|solution| !solution.observed.is_empty()).collect();
     html! {

@@ -88,8 +88,8 @@ impl Session {
         let spis = &self.response[..16];
         let keys = prf_plus(&seed, &[nonces[0], nonces[1], spis].concat(), 32 + 36 * 2);
         let (key, salt) = (&keys[32..64], &keys[64..68]);
-        let sealed = find(&self.auth, ENCRYPTED).context("the authentication is not sealed")?;
-        ensure!(sealed.len() > 24, "the authentication is too short");
+        let sealed = find(&self.auth, ENCRYPTED).context("the recorded authentication message is not encrypted")?;
+        ensure!(sealed.len() > 24, "the recorded authentication message is too short");
         let mut nonce = [0; 12];
         nonce[..4].copy_from_slice(salt);
         nonce[4..].copy_from_slice(&sealed[..8]);

@@ -97,7 +97,7 @@ impl State {
 /// Tries to open a recorded session with the private keys of client and server.
 ///
 /// # Errors
-/// Fails if no handshake or no data was recorded, or if the keys are not those of the recorded session.
+/// Fails if no handshake or no data was recorded, or if the keys belong to another session.
 pub fn attempt(frames: &[Seen], port: u16, client: &Key, server: &Key) -> Result<Attempt> {
     let packets = payloads(frames, port);
     let find = |to_gateway: bool, kind: u8, length: usize| {

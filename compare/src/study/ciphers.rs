@@ -134,8 +134,8 @@ fn under_renewal(row: &str, how: &str, driver: &dyn Driver, span: Duration, cell
     })
 }
 
-/// Returns how many keys for data the server has agreed on since it was started. A renewal is two lines of its log, one for
-/// each direction.
+/// Returns how many keys for data the server has agreed on since it was started. A renewal is two lines of its log, one
+/// for each direction.
 fn keys(scene: &Scene) -> usize {
     let log = scene.whole_logs(End::Server);
     log.lines().filter(|line| line.contains("established with SPIs") && !line.contains("inbound CHILD_SA")).count()

@@ -127,7 +127,8 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Makes the devices through which segments pass before they become datagrams, or removes those of an earlier process.
+    /// Makes the devices through which segments pass before they become datagrams, or removes those of an earlier
+    /// process.
     fn help(&mut self, wanted: bool) -> Result<()> {
         let owner = self.pins.name();
         if !wanted {
@@ -228,9 +229,9 @@ impl Kernel {
         Ok(std::mem::replace(&mut self.addresses, addresses) != addresses)
     }
 
-    /// Reopens the buffers of queued packets if there is a sign that a buffer possibly no longer works, because a CPU
-    /// went offline after the last call. When a CPU goes offline, the kernel closes the CPU's buffer, and does not open
-    /// it again when the CPU comes back. A suspend takes all CPUs but one offline.
+    /// Reopens the buffers of queued packets if a CPU seems to have gone offline since the last call. When a CPU goes
+    /// offline, the kernel closes the CPU's buffer, and does not open it again when the CPU comes back. A suspend takes
+    /// all CPUs but one offline.
     ///
     /// # Errors
     ///

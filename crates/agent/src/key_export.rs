@@ -37,7 +37,7 @@ impl KeyFile {
         let file = file.with_context(|| format!("danger_export_keys: cannot open {}", path.display()))?;
         let about = file.metadata()?;
         if !about.is_file() || about.nlink() != 1 {
-            bail!("danger_export_keys: {} must be a regular file without hard links", path.display());
+            bail!("danger_export_keys: {} must be a regular file with a single hard link", path.display());
         }
         if about.uid() != nix::unistd::geteuid().as_raw() || about.mode() & OTHERS != 0 {
             bail!(

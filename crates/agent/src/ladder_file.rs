@@ -37,8 +37,8 @@ pub struct Kept {
 /// with each connection, and because each write waits for the disk.
 #[derive(Debug, Default)]
 pub struct Pace {
-    /// A time that each write moves later by the pause between writes. A write is allowed unless this time would be
-    /// more than [`AT_ONCE`] pauses in the future.
+    /// Time at which the pauses after all earlier writes have passed. Each write adds a pause. A write is allowed if
+    /// the time is then at most [`AT_ONCE`] pauses in the future.
     rested_at: Duration,
 }
 

@@ -50,7 +50,8 @@ pub struct Sealed {
     /// Destinations whose grant admits packets only in a tunnel, but which are not in the authority's list yet, because
     /// the rule has just changed.
     unlisted: BTreeSet<(Subject, Destination)>,
-    /// Receivers that an earlier process steered into tunnels. `None` as soon as the list of every session is known.
+    /// Receivers that an earlier process steered into tunnels. `None` until they are read from the kernel's table.
+    /// Empty once the authorities' lists of receivers are known for all sessions.
     inherited: Option<Vec<Receiver>>,
     /// Grants for receivers behind a tunnel, by handle.
     grants: BTreeMap<(Subject, Handle), TunnelGrant>,
@@ -65,7 +66,7 @@ pub struct Sealed {
     pruned: Duration,
     /// Addresses that this machine has lost, but keeps for flows in tunnels.
     kept: BTreeSet<IpAddr>,
-    /// Number of queues; `None` for the usual number.
+    /// Number of queues of the tunnels; `None` for the usual number.
     queues: Option<u32>,
     /// The file to which the tunnels' threads write keys. It stays the same after a restart of the threads.
     export: Option<Arc<Mutex<KeyFile>>>,
@@ -332,7 +333,8 @@ impl Sealed {
     }
 
     /// Processes the subjects and destinations whose packets the kernel dropped because they had no tunnel. If the
-    /// agent has a grant for them, assigns the grant's tunnel to their next packets. Returns those without a grant.
+    /// agent has a grant for them, assigns the grant's tunnel to their next packets. Returns the subjects and
+    /// destinations without a grant.
     pub fn unknown(&mut self, maps: &Maps, holder: impl Fn(&GrantSlot) -> Option<Subject>) -> Vec<GrantSlot> {
         let Some(pump) = &self.running else { return Vec::new() };
         let mut end = pump.end();
@@ -455,8 +457,8 @@ impl Sealed {
         self.export = Some(Arc::new(Mutex::new(file)));
     }
 
-    /// Sets the number of queues; `None` stands for half the number of processors, 1 to 8. Must be called before the
-    /// first tunnel opens.
+    /// Sets the number of queues of the tunnels; `None` stands for half the number of processors, 1 to 8. Must be
+    /// called before the first tunnel opens.
     pub fn set_queues(&mut self, queues: Option<u32>) {
         self.queues = queues;
     }

@@ -187,7 +187,7 @@ pub struct Settings {
     pub tcp_in_udp: bool,
     /// File to which the agent writes the keys of sealed tunnels, for debugging; `None` if it does not write them.
     pub danger_export_keys: Option<PathBuf>,
-    /// Organisations, and the networks for which only they may speak, for all users.
+    /// For each organisation, the networks for which only its authority may speak. They apply to all users.
     pub organisations: BTreeMap<OrganisationName, Vec<IpNet>>,
     /// Settings of the state machine in `engine::agent`.
     pub agent: agent::Config,

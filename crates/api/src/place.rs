@@ -9,11 +9,11 @@ use std::net::IpAddr;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct EndpointPlaces {
-    /// The outer addresses of these tunnel endpoints.
+    /// The outer addresses of the tunnel endpoints for which this verifier is the last verifier on a path.
     #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::addresses))]
     pub endpoints: Vec<IpAddr>,
-    /// The prefixes behind these endpoints, and the longer prefixes within them that are behind other endpoints. The
-    /// longest prefix that contains an address gives the address's place.
+    /// The prefixes behind the endpoints in `endpoints`, and the longer prefixes within them that are behind other
+    /// endpoints. The longest prefix that contains an address gives the address's place.
     pub places: Vec<EndpointPlace>,
     /// The current time by the authority's clock, in Unix seconds.
     pub now: u64,
@@ -30,8 +30,8 @@ pub struct EndpointPlace {
     /// The prefix of addresses in the virtual network.
     #[cfg_attr(feature = "schema", schema(value_type = String, example = "10.0.0.5/32"))]
     pub prefix: IpNet,
-    /// The endpoint and interface through which these addresses are reached; absent if the endpoint belongs to another
-    /// verifier.
+    /// The endpoint and interface through which the addresses in `prefix` are reached; absent if the endpoint belongs
+    /// to another verifier.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub behind: Option<Behind>,
 }
@@ -45,8 +45,8 @@ pub struct Behind {
     pub endpoint: IpAddr,
     /// The id of the interface at the tunnel endpoint.
     pub interface: u16,
-    /// The accounts that may request segments on behalf of these addresses, such as `person:host-1` or `group:hosts`.
-    /// If absent, every account may.
+    /// The accounts that may request segments on behalf of the addresses at this place, such as `person:host-1` or
+    /// `group:hosts`. If absent, every account may.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_by: Option<Vec<String>>,
 }

@@ -46,8 +46,8 @@ pub struct SegmentTo {
     pub port: u16,
 }
 
-/// `POST /v1/segments/answer` of a session: requests a segment for the answers to a packet, and presents the segment
-/// with which that packet arrived.
+/// `POST /v1/segments/answer` of a session: requests a return segment for a packet, and presents the segment with which
+/// that packet arrived.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]

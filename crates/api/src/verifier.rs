@@ -66,7 +66,7 @@ pub struct VerifierConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct LivePair {
-    /// The handle of the grant, which consists of the unique id and the nonce1.
+    /// The handle of the grant: the pair's unique id and nonce1.
     #[serde(with = "handle_hex")]
     #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::handle))]
     pub handle: u64,

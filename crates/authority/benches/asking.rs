@@ -406,8 +406,9 @@ fn measure(
 /// A source address for requests.
 struct Source {
     socket: UdpSocket,
-    /// Number of requests sent, and number of requests in flight.
+    /// Number of requests sent.
     next: usize,
+    /// Number of requests in flight.
     under_way: usize,
     /// Times of sending, by counter.
     sent_at: Vec<Instant>,

@@ -1,7 +1,7 @@
 //! The costs of a large database of lists at the authority: its import, the memory of an entry, and changes while the
 //! authority decides.
 //!
-//! Without an argument, 10⁴ addresses have 10³ entries each. With the argument `whole`, 10⁶ addresses have as many
+//! Without an argument, 10⁴ addresses have 10³ entries each. With the argument `whole`, 10⁶ addresses have 10³ entries
 //! each. The bench then takes some 10 GB of memory, as much of the disk, and an hour. The changes go through the file
 //! of lists, in which the bench writes them as commands do, in batches of a hundred. Each batch is on the disk before
 //! it is in force. The yardstick for decisions during changes is the same decisions just before, without changes.

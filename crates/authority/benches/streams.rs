@@ -1,15 +1,15 @@
 //! The memory of an authority for each endpoint that listens for events, and the time until 20 000 listening endpoints
 //! have heard that their grants are revoked.
 //!
-//! The real server runs in a process of its own. Every endpoint is a TLS connection with HTTP/1.1, like that on which
-//! an agent listens. The endpoints have 200 loopback addresses, because the authority limits the connections of one
-//! address. The memory is the growth of the server's anonymous memory, from 64 endpoints to all of them, divided by the
-//! number of endpoints. It is read after each endpoint has heard two of the events that are sent every ten seconds. It
-//! does not contain the kernel's memory for sockets. That is a figure of its own, for both ends of each connection.
+//! The real server runs in a process of its own. Every endpoint is a TLS connection with HTTP/1.1, like the connection
+//! on which an agent listens. The endpoints have 200 loopback addresses, because the authority limits the connections
+//! of one address. The memory is the growth of the server's anonymous memory, from 64 endpoints to all of them, divided
+//! by the number of endpoints, after each has heard two of the events that are sent every ten seconds. The kernel's
+//! memory for sockets is a figure of its own, for both ends of each connection.
 //!
-//! Three more figures are measured with fewer endpoints. `http.stream_http2_kib` is the same over HTTP/2.
-//! `http.stream_agent_kib` is the same for the client that agents have. `http.agent_kib` is all the memory for an agent
-//! that has just made a call. It has a second connection then, over HTTP/2, which it closes within three minutes.
+//! Three more figures are measured with fewer endpoints: the memory for each endpoint over HTTP/2
+//! (`http.stream_http2_kib`), for each endpoint with the agents' client (`http.stream_agent_kib`), and for an agent that
+//! has just made a call (`http.agent_kib`). Its second connection, over HTTP/2, closes within three minutes.
 //!
 //! Then every endpoint has a grant, and the operator applies a policy that allows none of them. `revocation.heard_ms`
 //! is the time from the start of this command until the last endpoint has decrypted the event that its grant is

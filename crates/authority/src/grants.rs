@@ -46,7 +46,7 @@ pub enum AtOnce {
     Issued(Box<IssuedGrant>),
     /// [`GrantIssuer::issue`] has to answer the request.
     Later,
-    /// The request is allowed, but the caller can't pass such a grant on.
+    /// The request is allowed, but the caller can't pass on a grant for it, so no grant was issued.
     Unfit,
 }
 

@@ -131,7 +131,7 @@ impl Leases {
     }
 
     /// Continues with a random number for the next grant. Members of a cluster choose numbers independently of each
-    /// other, so each of them must continue at another place.
+    /// other, so each of them must continue at a different number.
     pub fn scatter(&self) {
         if let Ok(random) = credentials::random() {
             self.next.store(u32::from_be_bytes(random) % NUMBERS, Ordering::Relaxed);
@@ -144,8 +144,8 @@ impl Leases {
         let table = self.read();
         let Some(entry) = table.get(session).and_then(|of_session| of_session.get(place)) else { return };
         let latest = Latest { epoch: Epoch::at(now, self.epoch_length), half: handle.0 as u32, announced: Some(class) };
-        // Another grant may have taken the place meanwhile. A note about
-        // the earlier one must not make it use the earlier one's half.
+        // Another grant may have taken the place meanwhile. A note about the earlier one must not make it use the
+        // earlier one's half.
         let own = self.turn(&entry.renewable, latest.epoch).map(|turn| self.key.encrypt(turn));
         if own != Some(latest.half) {
             return;
@@ -196,9 +196,9 @@ impl Leases {
         session_ends.min(last) + u64::from(lease)
     }
 
-    /// Returns the time at which the last lease of a handle ends. The handle is that of a lease issued at `now`: all
-    /// leases of a grant that are issued in one epoch have the same handle. `lease` is the maximum length of a lease,
-    /// and `until` is the end of the grant's last lease.
+    /// Returns the time at which the last lease of a handle ends. The handle belongs to a lease that is issued at
+    /// `now`: all leases of a grant that are issued in one epoch have the same handle. `lease` is the maximum length of
+    /// a lease, and `until` is the end of the grant's last lease.
     pub fn handle_ends(&self, now: u64, lease: u32, until: u64) -> u64 {
         self.epoch_ends(Epoch::at(now, self.epoch_length), lease).min(until)
     }

@@ -1,5 +1,5 @@
-//! Lists: who may reach which addresses, in more entries than a policy file can hold. The policy states for each list
-//! within which limits its entries count ([`engine::policy::lists`]).
+//! Lists: who may reach which addresses, in more entries than a policy file can hold. For each list, the policy names
+//! the receivers, people and services about which its entries count ([`engine::policy::lists`]).
 //!
 //! The entries are in a file of their own, `lists.db` ([`Store`]), which commands write. The server follows the file
 //! ([`Follower`]), holds the entries in memory, and revokes the grants that an entry allowed and no longer allows
@@ -21,7 +21,7 @@ use crate::cluster::config::ClusterConfig;
 use anyhow::{Result, bail};
 use engine::policy::Policy;
 
-/// Checks that the lists that a policy uses exist. Checks nothing if the directory has no authority, so that a policy
+/// Checks that a policy uses only lists that exist. Checks nothing if the directory has no authority, so that a policy
 /// can be checked on any machine.
 ///
 /// # Errors

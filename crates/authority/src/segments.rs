@@ -112,7 +112,7 @@ impl From<GiveError> for Refusal {
     }
 }
 
-/// Text at the end of an audit entry about a segment, if the segment for the answers was issued together with it.
+/// Text at the end of an audit entry about a segment, if the return segment was issued together with it.
 const WITH_ANSWERS: &str = ", with its answers";
 
 /// The session that requests a segment, and the time of the request.
@@ -179,7 +179,7 @@ impl SegmentIssuer {
     }
 
     /// Issues the requested segment, and records it or its denial in the audit trail. If `with_answers` is true, also
-    /// issues the segment for the answers if possible. `path` is the number of the path that the segment has to take.
+    /// issues the return segment if possible. `path` is the number of the path that the segment has to take.
     ///
     /// # Errors
     /// Fails if the session has ended, the policy or `networks.toml` does not allow the segment, there is no room to
@@ -240,8 +240,8 @@ impl SegmentIssuer {
         }
     }
 
-    /// Issues a segment for the answers to a packet, and records it in the audit trail. The caller presents the segment
-    /// with which the packet arrived.
+    /// Issues a return segment for a packet, and records it in the audit trail. The caller presents the segment with
+    /// which the packet arrived.
     ///
     /// # Errors
     /// Fails if the session has ended, the presented segment was not issued or is void, `networks.toml` does not allow
@@ -411,7 +411,7 @@ impl SegmentIssuer {
             networks.vni(&entry.network) == Some(vni)
                 && networks.located(vni, given.sender).is_some_and(is_right)
                 && networks.place(vni, entry.to.address) == Some(entry.place)
-                // A segment for answers ends with the segment that it answers, which is evaluated separately.
+                // A return segment ends with the segment that it answers, which is evaluated separately.
                 && (given.flags.has(SegmentFlags::RETURN)
                     || permitted(policy, &entry.network, &request).is_ok_and(|permit| given.is_within(&permit)))
         };
@@ -442,7 +442,8 @@ impl SegmentIssuer {
     }
 
     /// Returns the entries of `networks.toml` about the tunnel endpoints at the end of the paths whose last verifier is
-    /// `verifier`. The answer contains no addresses behind other endpoints, because this verifier need not know them.
+    /// `verifier`. Inside such a place, a prefix whose addresses are behind another endpoint appears without its
+    /// endpoint. The answer contains no other addresses, because this verifier need not know them.
     pub fn endpoint_places(&self, verifier: &str) -> EndpointPlaces {
         let networks = self.networks();
         let endpoints = networks.endpoints_of(verifier);
@@ -513,7 +514,7 @@ pub(crate) fn to_of(question: &Question<'_>) -> Destination {
     Destination { address: question.receiver, protocol: question.protocol, port: question.port }
 }
 
-/// Describes a segment for answers, for the audit trail: network, answering service and receiver of the answers.
+/// Describes a return segment, for the audit trail: network, answering service and receiver of the answers.
 fn answers_in_words(networks: &Networks, shown: &Given) -> String {
     let network = networks.name(shown.vni).unwrap_or_default();
     let (wire::Ends { sender, receiver, .. }, segment) = (shown.ends, &shown.segment);

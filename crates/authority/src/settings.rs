@@ -145,7 +145,7 @@ impl Settings {
              #key_transfer = \"/run/vouchsafe-transfer/socket\"\n\n\
              # The verifier whose client keys people may send to their network's switch: docs/openflow.md.\n\
              #key_transfer_for = \"edge\"\n\n\
-             # Where to accept requests for grants and segments by UDP; over HTTPS only if this key is absent.\n\
+             # Where to accept requests for grants and segments by UDP. Without this key, they come only over HTTPS.\n\
              #segments = \"[::]:8443\"\n\n\
              # Several authorities over one etcd: docs/cluster.md.\n#[cluster]\n\
              # How long this authority renews leases after it has lost contact with a majority of etcd.\n\

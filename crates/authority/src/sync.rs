@@ -54,9 +54,9 @@ impl Synchroniser {
         self.runs.run(async || self.run_once().await).await
     }
 
-    /// Reports whether the last run has not completed: it goes on, has failed or was cancelled. A client that closes
-    /// its connection cancels the run that serves its call. Another run is then necessary, because the cancelled one
-    /// may not have withdrawn consent to segments.
+    /// Reports whether the last run is unfinished: it is still in progress, has failed or was cancelled. A client that
+    /// closes its connection cancels the run that serves its call. Another run is then necessary, because the cancelled
+    /// one may not have withdrawn consent to segments.
     pub fn is_unfinished(&self) -> bool {
         self.is_unfinished.load(Ordering::SeqCst)
     }
@@ -118,8 +118,8 @@ impl Synchroniser {
             if let Some((made, given)) = given {
                 consents.replace(made, given);
             }
-            // The revocations are announced before the sessions are read, which takes long if there are many. The
-            // new choices and consents already decide about requests for other grants in this time.
+            // The revocations are announced before the sessions are read, which takes long if there are many. The new
+            // choices and consents already decide about requests for other grants in this time.
             let ended = database.take_unannounced()?;
             leases.remove_revoked(&ended);
             let revoked = leases.announcements(&ended, now());

@@ -139,7 +139,7 @@ pub fn server_config(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>
     Ok(Arc::new(config))
 }
 /// Returns the TLS configuration for outgoing connections. It trusts only the certificates in `ca_pem` or, if `ca_pem`
-/// is `None`, those of the system.
+/// is `None`, the certificates of the system.
 ///
 /// # Errors
 /// Fails if a certificate in `ca_pem` is malformed, or `ca_pem` contains none.

@@ -74,7 +74,7 @@ struct Line {
     reader: AbortHandle,
     /// Whether the authority accepts requests for grants on this line.
     takes_grants: bool,
-    /// Whether a request for a segment on this line may ask for the segment for the answers, too.
+    /// Whether a request for a segment on this line may ask for the return segment, too.
     takes_answers: bool,
     /// Whether a request for a segment on this line may name a path.
     takes_paths: bool,
@@ -119,8 +119,8 @@ impl Asker {
         self.request(request, false).await.map(|issued| issued.given)
     }
 
-    /// Requests a path segment as [`Self::segment`] does, together with the segment for the answers. The answer lacks
-    /// the segment for the answers if the authority does not issue it, for example because it is too old.
+    /// Requests a path segment as [`Self::segment`] does, together with the return segment. The answer lacks the return
+    /// segment if the authority does not issue it, for example because it is too old.
     ///
     /// # Errors
     ///
@@ -129,8 +129,8 @@ impl Asker {
         self.request(request, true).await
     }
 
-    /// Requests a path segment together with the segment for the answers, over HTTPS: an answer by UDP may have no room
-    /// for both.
+    /// Requests a path segment together with the return segment, over HTTPS: an answer by UDP may have no room for
+    /// both.
     ///
     /// # Errors
     ///
@@ -173,7 +173,7 @@ impl Asker {
         Ok(Issued { given: given.map_err(|_| NO_SEGMENT)?, answers, others: answer.others })
     }
 
-    /// Requests a segment for answers to packets that arrived with the segment `shown`.
+    /// Requests a return segment for packets that arrived with the segment `shown`.
     ///
     /// # Errors
     ///
@@ -376,8 +376,8 @@ impl Drop for Asked<'_> {
 }
 
 /// Encodes a request. Returns `None` if it can't be made by UDP. The caller then sends it over HTTPS, and the
-/// authority's answer gives the reason. `answers` says whether the request asks for the segment for the answers, too,
-/// and `paths` whether it names the path.
+/// authority's answer gives the reason. `answers` says whether the request asks for the return segment, too, and
+/// `paths` whether it names the path.
 fn question(request: &SegmentRequest, answers: bool, paths: bool) -> Option<[u8; QUESTION_LEN]> {
     let SegmentRequest { network, sender, sending, to, sender_port, path } = request;
     let (receiver, protocol, port) = (to.address, to.protocol, to.port);

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Path of the call that shows the authority a segment, to get the segment for the answers.
+/// Path of the call that shows the authority a segment, to get the return segment.
 pub(crate) const ANSWER_SEGMENT: &str = "v1/segments/answer";
 
 /// A call that is not yet addressed to a certain authority.

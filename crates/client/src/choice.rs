@@ -150,8 +150,8 @@ impl Choice {
         Self { hosts: vec![Host::new(own, now)], current: 0, next_trial: Duration::ZERO }
     }
 
-    /// Replaces all authorities except the first. The authority in use stays even if `urls` does not contain it,
-    /// because it answers. Keeps at most [`AUTHORITIES_MAX`] authorities.
+    /// Replaces all authorities except two: the first one, and the one in use, which stays even if `urls` does not
+    /// contain it, because it answers. Keeps at most [`AUTHORITIES_MAX`] authorities.
     pub fn learn(&mut self, urls: impl IntoIterator<Item = Url>, now: Duration) {
         let used = self.used().clone();
         let mut before = std::mem::take(&mut self.hosts).into_iter();

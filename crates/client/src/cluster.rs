@@ -32,8 +32,8 @@ pub struct Members {
 }
 
 impl Members {
-    /// Returns the URL of the authority in use, and the URLs of all authorities, as commands display them. The first is
-    /// `None` if there is only one authority.
+    /// Returns the URL of the authority in use, and the URLs of all authorities, as commands display them. If there is
+    /// only one authority, the first value is `None`, and the second is empty.
     pub fn shown(self) -> (Option<String>, Vec<String>) {
         ((!self.all.is_empty()).then_some(self.in_use), self.all)
     }
@@ -69,7 +69,7 @@ pub(crate) struct Clients {
 pub(crate) struct Cluster {
     choice: Mutex<Choice>,
     own: Url,
-    /// Whether the client trusts only the certificates that the caller passed, and not those of the system.
+    /// Whether the client trusts only the certificates that the caller passed, and not the system's certificates.
     is_pinned: bool,
     /// Decides at which addresses the client may connect.
     pub(crate) gate: Gate,
@@ -92,9 +92,9 @@ impl Cluster {
         Self::new(url, self.is_pinned, self.gate.clone(), self.connections.clone())
     }
 
-    /// Replaces all authorities except the first and the one in use by those at `urls`. Leaves out URLs that are
-    /// malformed, URLs whose servers the client could not authenticate, and URLs at addresses to which the client must
-    /// not connect.
+    /// Replaces the list of authorities by `urls`, but keeps the first authority and the authority in use. Leaves out
+    /// URLs that are malformed, URLs whose servers the client could not authenticate, and URLs at addresses to which
+    /// the client must not connect.
     pub fn learn(&self, urls: &[String]) {
         let hosts: Vec<_> = urls.iter().filter_map(|url| Some(crate::host(&Url::parse(url).ok()?).0)).collect();
         self.gate.keep(|host| hosts.iter().any(|known| known == host) || host == crate::host(&self.own).0);

@@ -1,8 +1,8 @@
 //! Client of the authority's HTTPS API. An [`Authority`] makes calls with one bearer token to one authority or cluster,
-//! and an [`EventStream`] receives its events on a connection of its own. Connections for calls are kept open for 90 s,
-//! so a call costs one round trip if another call was made just before. The client makes no decisions about access and
-//! stores nothing. If the authority is in a cluster, the client sends each call to an authority of the cluster that
-//! answers.
+//! and an [`EventStream`] receives the authority's events on a separate connection. Connections for calls are kept open
+//! for 90 s, so a call costs one round trip if another call was made just before. The client makes no decisions about
+//! access and stores nothing. If the authority is in a cluster, the client sends each call to an authority of the
+//! cluster that answers.
 //!
 //! ```no_run
 //! use client::Authority;
@@ -345,7 +345,7 @@ impl Authority {
         self.repeatable_post("v1/segments", request).await
     }
 
-    /// Requests a segment for the answers to a packet. `request` contains the segment with which the packet arrived.
+    /// Requests a return segment for a packet. `request` contains the segment with which the packet arrived.
     ///
     /// # Errors
     ///
@@ -403,8 +403,8 @@ impl Authority {
         self.get(&format!("v1/verifier/keys?ahead={ahead}")).await
     }
 
-    /// Returns the places behind the tunnel endpoints for which this verifier is the last verifier on a path, from the
-    /// authority's `networks.toml`. Returns `None` if the authority is too old to know this call.
+    /// Returns the entries of the authority's `networks.toml` about some tunnel endpoints: those for which this
+    /// verifier is the last verifier on a path. Returns `None` if the authority is too old to know this call.
     ///
     /// # Errors
     ///
@@ -511,7 +511,8 @@ impl Authority {
         EventStream::start(self.clone(), Wanted { confirms, marks: false })
     }
 
-    /// Does what [`Self::confirmed_events`] does; [`Self::confirm_mark`] confirms the marks that this stream contains.
+    /// Returns the stream of events for a verifier, as [`Self::confirmed_events`] does. This stream also contains
+    /// marks. With [`Self::confirm_mark`], the verifier confirms a mark.
     pub fn marked_events(&self, confirms: Confirm) -> EventStream {
         EventStream::start(self.clone(), Wanted { confirms, marks: true })
     }
@@ -520,8 +521,8 @@ impl Authority {
     ///
     /// # Errors
     ///
-    /// Fails if nobody can allow what is asked for, if a limit is reached, if the session has ended, or if the
-    /// authority can't be reached.
+    /// Fails if nobody can allow the request, if a limit is reached, if the session has ended, or if the authority
+    /// can't be reached.
     pub async fn ask_access(&self, request: &AccessRequest) -> Result<AccessAsked, Error> {
         self.authorized_post("v1/access", request).await
     }

@@ -1,7 +1,7 @@
 //! The addresses to which a client connects for a host name. If a person named the authority by a name instead of a
 //! URL, SRV records of this name list the authority's servers (wire.md §7.3). The client connects to one of them, and
-//! demands a certificate for the name. So forged records can keep the client from the authority, but can't lead the
-//! client to another authority.
+//! demands a certificate for the name. So forged records can keep the client from reaching the authority, but can't
+//! lead the client to another authority.
 
 use crate::Error;
 use crate::bounds::Gate;
@@ -30,16 +30,16 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Clone)]
 pub struct ByName {
     name: Domain,
-    /// The name servers to query; empty for those of the system.
+    /// The name servers to query. If the list is empty, the client queries the name servers of the system.
     name_servers: Arc<[SocketAddr]>,
 }
 
-/// Reads an authority as people write it: a URL, or a name. Returns the URL for requests. For a name, this URL has the
-/// name as its host and no port, because the SRV records have the ports.
+/// Reads the text by which a person names an authority: a URL, or a domain name. Returns the URL for requests. For a
+/// name, this URL has the name as its host and no port, because the SRV records have the ports.
 ///
 /// # Errors
 ///
-/// Fails if the text is neither.
+/// Fails if the text is neither a URL nor a domain name.
 pub fn begin(text: &str, name_servers: &[SocketAddr]) -> Result<(Url, Option<ByName>), Error> {
     if text.contains("://") {
         return Ok((crate::base(text)?, None));

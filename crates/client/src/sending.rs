@@ -73,8 +73,8 @@ impl Cluster {
         }
     }
 
-    /// Sends a call to one authority after the other until one answers. Tries an authority again only if it failed while
-    /// another one was silent, and only within [`MAJORITY_TIME`].
+    /// Sends a call to one authority after the other until one answers. Tries an authority again only if it failed
+    /// while another one was silent, and only within [`MAJORITY_TIME`].
     async fn send_once(self: &Arc<Self>, call: &Call) -> Result<(Url, Response), Error> {
         if !self.are_several() {
             let url = self.used();
@@ -104,8 +104,8 @@ impl Cluster {
         }
     }
 
-    /// Asks one authority after the other, `first` before the others. If the call is repeatable, up to
-    /// [`TOGETHER_MAX`] are asked at the same time.
+    /// Asks one authority after the other, `first` before the others. If the call is repeatable, up to [`TOGETHER_MAX`]
+    /// are asked at the same time.
     async fn race(self: &Arc<Self>, call: &Call, first: Option<Url>) -> Result<(Url, Response), Error> {
         let (until, again_until) = (self.now() + TURN_TIME, self.now() + MAJORITY_TIME);
         let (mut first, mut tried, mut running) = (first, Vec::new(), Vec::new());
@@ -241,7 +241,7 @@ struct Errors {
     unknown_segment: Option<Error>,
     /// Whether an authority answered that it does not know the token.
     is_unknown: bool,
-    /// The refusal of an authority for a reason of its own ([`is_of_one`]).
+    /// The refusal of an authority for a reason that concerns only this authority ([`is_of_one`]).
     refused: Option<Error>,
     unable: Option<Error>,
     unreached: Option<(Url, Error)>,

@@ -269,7 +269,7 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// Fails if there is no such map, or if the size of its keys or values is not that of the types of the table.
+    /// Fails if there is no such map, or if its keys or values do not have the size of the types in the result.
     pub fn steered_flows(&self) -> Result<Table<FlowKey, Steered>> {
         self.object.table("steered_flows")
     }
@@ -352,7 +352,7 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// Fails if there is no such map, or if the size of its keys or values is not that of the types of the table.
+    /// Fails if there is no such map, or if its keys or values do not have the size of the types in the result.
     pub fn keys_taken(&self) -> Result<Table<u64, TakenKey>> {
         self.object.table("keys_taken")
     }
@@ -390,9 +390,9 @@ impl Agent {
 pub struct QueuedPackets(MapHandle);
 
 impl QueuedPackets {
-    /// Opens the buffer for reading. Whenever the caller reads it, `each` is called with every packet in the buffer, and
-    /// `lost` with the number of packets that did not fit into it. The result covers only the cores that are online now.
-    /// When other cores are online, the caller has to drop the result and open the buffer again.
+    /// Opens the buffer for reading. Whenever the caller reads it, `each` is called with every packet in the buffer,
+    /// and `lost` with the number of packets that did not fit into it. The result covers only the cores that are online
+    /// now. When other cores are online, the caller has to drop the result and open the buffer again.
     ///
     /// # Errors
     ///

@@ -31,10 +31,9 @@ pub struct OpenWay {
 }
 
 /// Returns the interfaces through which packets bypass the verifier, although it is attached to a related interface.
-/// `checkpoints` are the indices of the verifier's interfaces. There are two kinds of such interfaces. One kind is a
-/// port of a bridge if the verifier checks only other ports of the bridge. The other kind is an interface above a
-/// checked interface, such as a macvlan or ipvlan interface. Other interfaces above the same checked interface can send
-/// frames directly to it.
+/// Such an interface is either a port of a bridge of which the verifier checks only other ports, or a macvlan or ipvlan
+/// interface above a checked interface. Other interfaces above the same checked interface can send frames directly to
+/// the macvlan or ipvlan interface. `checkpoints` are the indices of the verifier's interfaces.
 pub fn open_ways(layers: &[Layer], checkpoints: &BTreeSet<u32>) -> Vec<OpenWay> {
     let by_index: BTreeMap<u32, &Layer> = layers.iter().map(|layer| (layer.index, layer)).collect();
     let is_checked = |index: u32| {
@@ -80,8 +79,8 @@ pub enum Detour {
         /// The bridge or switch.
         by: String,
     },
-    /// A master of another kind (VRF, for example) routes the packets by rules of its own. The kernel applies these
-    /// rules first.
+    /// A master that does not only pass on the frames of its members (VRF, for example) routes the packets by rules of
+    /// its own. The kernel applies these rules first.
     Routed {
         /// The interface at which the packets arrive.
         outside: String,

@@ -73,6 +73,6 @@ impl Forger {
         let plans = self.0.table::<u32, Plan>("plans")?;
         plans.set(&0, &plan)?;
         run::run_live(&self.0.runnable("forge")?, frame, count)?;
-        Ok(plans.get(&0)?.context("the kernel has lost the forger's plan")?.sent)
+        Ok(plans.get(&0)?.context("the kernel map of the forger has no entry")?.sent)
     }
 }

@@ -38,8 +38,8 @@ impl<'a> KernelTables<'a> {
         Self { in_tunnel: true, ..self }
     }
 
-    /// Creates a view that reports for every map that it has room. The view counts no entries, because counting takes
-    /// longer than a decision.
+    /// Creates a view that reports every map as not full. The view counts no entries, because counting takes longer
+    /// than a decision.
     pub fn with_room(verifier: &'a Verifier) -> Self {
         let room = Room { flows4: true, flows6: true, grants: true, accounts: true };
         Self { verifier, in_tunnel: false, room: OnceCell::from(room) }

@@ -140,8 +140,8 @@ impl Proofs {
         self.forget()
     }
 
-    /// Records a withdrawal of consent. It makes void the segments from `sender` to `receiver` or, if `sender` is
-    /// `None`, from all senders to `receiver`. Only segments that expire at `until` or before become void.
+    /// Records a withdrawal of consent. The path segments from `sender` to `receiver` become void if they expire at
+    /// `until` (Unix seconds) or earlier. If `sender` is `None`, this applies to all senders.
     ///
     /// # Errors
     ///
@@ -236,7 +236,8 @@ impl Proofs {
     ///
     /// # Errors
     ///
-    /// Fails if there is no such map, or if the size of its keys or values is not that of `K` or `V`.
+    /// Fails if there is no such map, or if its keys do not have the size of `K`, or its values do not have the size of
+    /// `V`.
     #[doc(hidden)]
     pub fn table<K, V>(&self, name: &str) -> Result<Table<K, V>>
     where

@@ -16,8 +16,8 @@ const CLASSES_MAX: u32 = 1 << 12;
 /// The table of ended sessions. The value is the time until which tokens of the session can still arrive.
 ///
 /// An account has at most 256 sessions at a time, so 256 accounts can fill a table of the default size. If the table is
-/// full, one entry for a whole account replaces the entries of the account that has the most. The entries of other
-/// accounts stay.
+/// full, the account with the most entries gets a single entry for the whole account in their place. The entries of
+/// other accounts stay.
 pub struct RevokedHolders {
     ends: Table<RevokedKey, u32>,
     classes: Table<u32, ClassSet>,

@@ -89,7 +89,7 @@ impl Verifier {
         self.revoked_holders.entries().iter().any(|(key, _)| key.whole == 1)
     }
 
-    /// Gives accounts that are shut out their own entries back, as far as the tables have room. Begins with the
+    /// Restores the separate entries of accounts that are shut out, as far as the tables have room. Begins with the
     /// accounts that need the fewest entries. `grants` and `sessions` contain all grants that the authority has revoked
     /// and all sessions that have ended. Returns the accounts that got their entries back.
     ///

@@ -1,5 +1,5 @@
-//! A tunnel endpoint's programs (wire.md §8). They send tenants' packets into the tunnel under the segments for these
-//! packets. They verify the packets that arrive from the tunnel, and deliver them to tenants.
+//! A tunnel endpoint's programs (wire.md §8). They put tenants' packets, together with path segments and proofs, into
+//! the tunnel. They verify the packets that arrive from the tunnel, and deliver them to tenants.
 //!
 //! A tunnel endpoint is also a verifier of proofs: its keys, withdrawals and own address are set through
 //! [`Svtep::proofs`].
@@ -69,10 +69,10 @@ pub struct Svtep {
     attachments: Attachments,
     /// The tables with which the endpoint verifies packets from the tunnel.
     pub proofs: Proofs,
-    /// Segments, and decisions not to send. The key describes the packets to which an entry applies.
+    /// Path segments, and decisions not to send. The key describes the packets to which an entry applies.
     pub segments: Table<SegmentKey, SegmentEntry>,
-    /// Received segments under which tenants can answer. The key of an entry is the key that the segment for the
-    /// answers has in `segments`.
+    /// Received path segments that permit tenants to answer. The key of an entry is the key of the return segment in
+    /// `segments`.
     pub consents: Table<SegmentKey, Consent>,
     tenants: Table<u32, Tenant>,
     deliveries: Table<u32, Delivery>,

@@ -286,8 +286,8 @@ impl Verifier {
         if self.at_tc.is_some() && self.attachments.are_at_tc() { Hook::Tc } else { self.hook }
     }
 
-    /// Returns the reason why the interface with this name has its hook; empty if the programs were never attached to
-    /// it.
+    /// Returns the reason for which the interface with this name has one hook and not the other. Empty if the programs
+    /// were never attached to the interface.
     pub fn reason(&self, interface: &str) -> &str {
         self.reasons.get(interface).map_or("", String::as_str)
     }
@@ -365,7 +365,7 @@ impl Verifier {
         self.protected.replace(entries)
     }
 
-    /// Makes exactly these TCP services the optional receivers, in place of those before.
+    /// Makes exactly these TCP services the optional receivers, in place of the previous optional receivers.
     ///
     /// # Errors
     ///

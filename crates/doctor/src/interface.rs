@@ -150,7 +150,7 @@ fn length(mtu: u32, mode: Option<Mode>) -> Check {
 fn offloads(on: &[&str], interface: &str) -> Check {
     let found = if on.is_empty() { "none".to_owned() } else { on.join(", ") };
     if on.contains(&LARGE_RECEIVE_OFFLOAD) {
-        let remedy = format!("`ethtool -K {interface} lro off`: drivers reject native XDP while it is on");
+        let remedy = format!("`ethtool -K {interface} lro off`: drivers reject native XDP while LRO is on");
         Check::warn("offloads", found, remedy)
     } else {
         Check::ok("offloads", found)

@@ -99,7 +99,7 @@ fn whole(place: usize, clients: u32, figures: &mut Figures) {
     let needed = u64::from(clients) * u64::from(ENTRIES) * WHOLE_ENTRY_BYTES + ROOM_BESIDE;
     if needed > available() {
         eprintln!(
-            "segments: {clients} clients need {} MiB, and {} are free: left out",
+            "segments: left out {clients} clients: they need {} MiB, and {} MiB are free",
             needed >> 20,
             available() >> 20
         );

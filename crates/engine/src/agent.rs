@@ -338,9 +338,9 @@ impl Agent {
         }
     }
 
-    /// Handles a discovery record that names the person's authority and says that it protects these networks (wire.md
-    /// §7.2). If a network is new, the agent asks the authority for the list of receivers again. A record alone never
-    /// protects anything and never causes a request for a grant.
+    /// Handles a discovery record that names the person's authority and says that this authority protects these
+    /// networks (wire.md §7.2). If a network is new, the agent asks the authority for the list of receivers again. A
+    /// record alone never protects anything and never causes a request for a grant.
     pub fn hinted(&mut self, now: Duration, subject: Subject, networks: &[IpNet]) {
         let own = networks.iter().filter(|network| self.organisations.may_claim(subject, network));
         let own: Vec<IpNet> = own.copied().collect();

@@ -1,4 +1,4 @@
-//! Discovery by DNS (wire.md §7). By a record, a domain names its authority and the networks that the authority
+//! Discovery by DNS (wire.md §7). A domain's record names the domain's authority and the networks that this authority
 //! protects. This module has the record, the queries for records, overheard records, and the cache of all results. It
 //! also has the SRV records that list the servers of an authority.
 //!

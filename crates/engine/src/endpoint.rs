@@ -1,7 +1,7 @@
-//! Handles tenants' packets that the tunnel endpoint's kernel programs could not send (wire.md §8). Requests segments
-//! from the authority, and queues packets until the answer arrives. Changes the kernel's tables, and sends ICMP errors
-//! to tenants. Passes segments for answers on to other endpoints, and uses those that other endpoints pass on. Returns
-//! effects as values, and reads no clock.
+//! Handles tenants' packets that the tunnel endpoint's kernel programs could not send (wire.md §8). Requests path
+//! segments from the authority, and queues packets until the answer arrives. Changes the kernel's tables, and sends
+//! ICMP errors to tenants. Sends return segments to other endpoints, and uses the return segments that other endpoints
+//! send. Returns effects as values, and reads no clock.
 //!
 //! The number of queued packets and open requests per tenant is bounded.
 
@@ -77,7 +77,7 @@ pub struct Unsent<'a> {
 pub enum Action {
     /// Ask the authority for a segment, and pass its answer to [`Endpoint::answered`].
     Ask(Wanted, SegmentRequest),
-    /// Ask the authority for a segment together with the segment for the answers, and pass its answer to
+    /// Ask the authority for a segment together with its return segment, and pass the authority's answer to
     /// [`Endpoint::answered`]. The caller must use a transport whose answers have room for both segments.
     AskBoth(Wanted, SegmentRequest),
     /// Ask the authority for a segment for the tenant's answers. The request shows the received segment, [`Given`].
@@ -201,7 +201,7 @@ impl Endpoint {
         }
         let wanted = Wanted::new(interface, &inner)?;
         let queued = (!unsent.is_super).then(|| whole(unsent.frame)).flatten();
-        // A segment for answers may have arrived since the kernel program looked it up.
+        // A return segment may have arrived since the kernel program looked it up.
         let keys = SegmentKey::answering(interface, &inner);
         if let Some(entry) = keys.iter().find_map(|key| entry(key).filter(|entry| self.is_usable(key, entry, now))) {
             return queued.and_then(|inner| send(&entry, &inner));
@@ -220,9 +220,10 @@ impl Endpoint {
     }
 
     /// Requests a new segment in place of a segment that is in use and ends soon ([`RENEWED_BEFORE`]). Packets use the
-    /// old segment until the authority has answered. The endpoint replaces a segment for answers only if `consent`
-    /// finds a received segment that ends later and permits answers. It replaces such a segment earlier if the
-    /// segment's receiver now sends under another segment, because that segment may take another path.
+    /// old segment until the authority has answered. The endpoint replaces a return segment only if `consent` finds a
+    /// received segment that ends later and permits answers. If the receiver of the return segment now sends under
+    /// another segment, the endpoint replaces the return segment even earlier, because this other segment may take
+    /// another path.
     pub fn renew(
         &mut self,
         key: &SegmentKey,
@@ -255,7 +256,7 @@ impl Endpoint {
     }
 
     /// Returns the request for a segment, and the endpoint address from which packets under it are sent. `path` is the
-    /// number of the path. A segment for answers takes the path of the received segment.
+    /// number of the path. A return segment takes the path of the received segment.
     fn question(
         &mut self,
         wanted: Wanted,

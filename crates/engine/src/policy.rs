@@ -120,7 +120,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// Returns the default priority of rules with this action. The default of deny is higher than that of allow.
+    /// Returns the default priority of rules with this action. Deny has a higher default priority than allow.
     pub const fn default_priority(self) -> u16 {
         match self {
             Self::Allow => 100,
@@ -273,8 +273,8 @@ impl Policy {
         self
     }
 
-    /// Decides in the simplest way: receiver by receiver and rule by rule. Tests compare this decision with that of
-    /// [`Compiled::decide`], which the authority uses for grants and explanations.
+    /// Decides in the simplest way: receiver by receiver and rule by rule. Tests compare this decision with the
+    /// decision of [`Compiled::decide`], which the authority uses for grants and explanations.
     #[doc(hidden)]
     pub fn decide(&self, request: &Request<'_>) -> Decision<'_> {
         let request = &request.normal();

@@ -36,7 +36,7 @@ pub const LINGER: Millis = 10_000;
 pub const RESEND: (Millis, Millis) = (250, 8_000);
 /// Time after which an unanswered initiation is replaced by a new one (wire.md §9.5.7).
 pub const ATTEMPT: Millis = 20_000;
-/// Time after which an initiator that has flows and has sent nothing sends a ping (wire.md §9.10.2).
+/// Time without a sent record after which an initiator that has flows sends a ping (wire.md §9.10.2).
 pub const KEEP_ALIVE: Millis = 20_000;
 /// Time without traffic after which an end discards keys that it can derive again.
 pub const REST: Millis = 5_000;

@@ -151,7 +151,7 @@ pub struct Verifier {
     /// The times for which the verifier no longer knows which tokens were used and which grants were revoked. Such
     /// times exist if the verifier's clock has jumped.
     pub forgotten: Forgotten,
-    /// Whether the program is attached at tc. There, the kernel has already removed the outer VLAN tag, and the program
+    /// Whether the program is attached at tc. At tc, the kernel has already removed the outer VLAN tag, and the program
     /// can't remove a shim behind a second VLAN tag.
     pub at_tc: bool,
     /// Whether the packets come out of a sealed tunnel.

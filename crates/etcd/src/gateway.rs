@@ -22,8 +22,8 @@ pub const ATTEMPT_TIME: Duration = Duration::from_millis(700);
 pub const CHANGE_TIME: Duration = Duration::from_millis(1500);
 /// Pause after all members failed, before the first one is asked again.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Maximum length of an answer. A value of etcd's default maximum of 1.5 MiB takes 2 MiB in base64, and one event of a
-/// watch takes up to 2.7 MiB.
+/// Maximum length of an answer, in bytes. By etcd's default, a value has at most 1.5 MiB. Such a value takes 2 MiB in
+/// base64, and one event of a watch takes up to 2.7 MiB.
 pub const MOST_ANSWER: usize = 3 * 1024 * 1024;
 /// Maximum number of endpoints.
 const MOST_ENDPOINTS: usize = 16;
@@ -92,8 +92,8 @@ impl Gateway {
         Ok(Self { http, endpoints, good: AtomicUsize::new(0) })
     }
 
-    /// Returns the members' indices and URLs, in the order in which to try them. The member with the latest answer
-    /// comes first, or the one after a member that has failed since then.
+    /// Returns the members' indices and URLs, in the order in which to try them. The first one is the member that
+    /// answered last. If a member has left a change unanswered since then, the first one is the member after it.
     pub fn in_order(&self) -> impl Iterator<Item = (usize, &str)> {
         let good = self.good.load(Ordering::Relaxed);
         (0..self.endpoints.len()).map(move |turn| {
@@ -201,8 +201,8 @@ impl Gateway {
         timeout(patience, asked).await.map_err(|_| late(patience))?
     }
 
-    /// Adds the figures to a member's status that only the member's page of metrics has. They stay absent if the member
-    /// does not serve the page here.
+    /// Completes a member's status with those figures that only the member's page of metrics has. They stay absent if
+    /// the member does not serve this page at its endpoint.
     pub async fn measure(&self, status: &mut MemberStatus, patience: Duration) {
         let asked = async {
             let response = self.http.get(format!("{}/metrics", status.endpoint)).send().await.ok()?;

@@ -1,5 +1,5 @@
-//! A client of etcd by its JSON gateway (`/v3/…`), which every member of etcd 3.4 and later has
-//! ([decision 121](../../docs/decisions/0121-etcd-by-its-json-gateway.md)).
+//! A client of etcd by its JSON gateway (`/v3/…`), which every member of etcd 3.4 and later has ([decision
+//! 121](../../docs/decisions/0121-etcd-by-its-json-gateway.md)).
 //!
 //! The functions block, and may be called inside or outside of an asynchronous runtime. Every function of [`Etcd`] ends
 //! within [`CALL_TIME`], or at most a second later, except [`Etcd::list`], which possibly makes several calls.
@@ -126,14 +126,14 @@ impl Etcd {
     /// # Errors
     ///
     /// See [`Error`]: after [`Error::Unknown`], the transaction may have been carried out, or may yet be carried out
-    /// within the next seconds. If a later transaction changes a key that this transaction compares, and succeeds, this
-    /// transaction is not carried out any more.
+    /// within the next seconds. As soon as a later transaction has changed a key so that a comparison of this
+    /// transaction does not hold, this transaction can no longer be carried out.
     pub fn txn(&self, txn: &Txn) -> Result<TxnReply, Error> {
         self.txn_within(txn, if txn.writes() { CHANGE_TIME } else { ATTEMPT_TIME })
     }
 
-    /// Carries out a transaction as [`Self::txn`] does, but waits for the beginning of a member's answer for `patience`
-    /// at most.
+    /// Carries out a transaction as [`Self::txn`] does, but waits at most `patience` for the beginning of a member's
+    /// answer.
     ///
     /// # Errors
     ///
@@ -266,7 +266,7 @@ impl Etcd {
             let _ = reply.try_send(gateway.call(&call).await);
         });
         started.map_err(|why| Failure::NotApplied(why.into()))?;
-        let none = |_| Err(Failure::Unclear("the thread for calls of etcd gives no answer".into()));
+        let none = |_| Err(Failure::Unclear("the thread that calls etcd gives no answer".into()));
         answer.recv_timeout(CALL_TIME + GRACE).unwrap_or_else(none)
     }
 }

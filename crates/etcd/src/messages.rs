@@ -68,7 +68,7 @@ pub fn watch(prefix: &str, from_revision: Option<i64>) -> Value {
     }})
 }
 
-/// Returns the first key that begins with `prefix`, and the first key after all of these.
+/// Returns the first key that begins with `prefix`, and the first key after all keys that begin with it.
 pub fn span(prefix: &str) -> (Vec<u8>, Vec<u8>) {
     let mut end = prefix.as_bytes().to_vec();
     match end.last_mut() {

@@ -123,7 +123,7 @@ impl Stage {
         self.members.iter().map(|member| format!("{}://{}", self.scheme(), member.client)).collect()
     }
 
-    /// Returns the settings of a client of all members.
+    /// Returns the settings with which a client can use all members.
     pub fn settings(&self) -> Settings {
         let file = |name: &str| self.plan.tls.then(|| self.path(name));
         Settings {

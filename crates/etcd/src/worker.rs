@@ -29,7 +29,7 @@ impl Worker {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .context("cannot prepare the thread for calls of etcd")?;
+            .context("cannot prepare the thread that calls etcd")?;
         let (jobs, waiting) = mpsc::channel(MOST_WAITING);
         std::thread::Builder::new()
             .name("etcd".into())
@@ -38,7 +38,7 @@ impl Worker {
                 // A look-up of a name can still be running in a thread of the runtime. Do not wait for it.
                 runtime.shutdown_background();
             })
-            .context("cannot start the thread for calls of etcd")?;
+            .context("cannot start the thread that calls etcd")?;
         Ok(Self { jobs })
     }
 
@@ -49,7 +49,7 @@ impl Worker {
     {
         self.jobs.try_send(Box::new(move |gateway| Box::pin(job(gateway)))).map_err(|error| match error {
             TrySendError::Full(_) => "too many calls wait for etcd",
-            TrySendError::Closed(_) => "the thread for calls of etcd has ended",
+            TrySendError::Closed(_) => "the thread that calls etcd has ended",
         })
     }
 }

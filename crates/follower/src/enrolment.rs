@@ -13,7 +13,7 @@ use zeroize::{Zeroize, Zeroizing};
 /// A role's identity at its authority. Secret.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Enrolment {
-    /// The authority's URL (`https://…`), or the name for which DNS lists its servers.
+    /// The authority's URL (`https://…`), or the name for which DNS lists the authority's servers.
     pub authority: String,
     /// The certificates to trust for the authority, PEM; `None` for the system's.
     pub ca: Option<String>,

@@ -30,7 +30,8 @@ pub struct Flows {
     tokens: HashMap<String, u64>,
     /// Destinations that tokens were sent to.
     guarded: HashSet<(u8, SocketAddr)>,
-    /// Connections whose segments travel as datagrams: the client's end, and the server's.
+    /// Connections whose segments travel as datagrams. Each has the client's address and port, and the server's address
+    /// and port.
     datagrams: HashSet<(SocketAddr, SocketAddr)>,
     tunnels: Tunnels,
 }
@@ -83,8 +84,8 @@ impl Flows {
         explained
     }
 
-    /// Returns the segment that a datagram carries (wire.md §4.8), if it opens a connection of this kind, or belongs
-    /// to one that an earlier packet opened.
+    /// Returns the segment that a datagram carries (wire.md §4.8), if it opens a connection of this kind, or belongs to
+    /// one that an earlier packet opened.
     fn segment(&mut self, frame: &[u8], packet: &Packet) -> Option<Vec<u8>> {
         let (_, from, to) = flow(packet)?;
         reorder::flags(frame, packet)?;

@@ -150,8 +150,8 @@ fn control(body: &[u8]) -> String {
     match Control::decode(body) {
         None => "a malformed control message".to_owned(),
         Some(Control::Rekey { phase, index, have, .. }) => {
-            let have = if have { ", the share of the other end has arrived" } else { "" };
-            format!("rekey: a share for phase {phase}, index {:08x}{have}", index.get())
+            let have = if have { ", the key share of the other end has arrived" } else { "" };
+            format!("rekey: a key share for phase {phase}, index {:08x}{have}", index.get())
         }
         Some(Control::Ping(bytes)) => format!("ping {}", hex::encode(bytes)),
         Some(Control::Pong(bytes)) => format!("pong {}", hex::encode(bytes)),

@@ -1,6 +1,6 @@
-//! `vouchsafe inspect`: explains the contents of a packet capture that belong to Vouchsafe, packet by packet. Only a
-//! verifier can check whether a token's tag is valid. Records of sealed tunnels are opened with keys that an agent
-//! exported for debugging.
+//! `vouchsafe inspect`: finds tokens and other parts of Vouchsafe in a packet capture, and explains them packet by
+//! packet. Only a verifier can check whether a token's tag is valid. Records of sealed tunnels are opened with keys
+//! that an agent exported for debugging.
 //!
 //! The module [`capture`] reads the packets for this command and for `vouchsafe verifier explain`:
 //!

@@ -75,7 +75,8 @@ impl Yardstick {
     }
 }
 
-/// The limit of a figure's ratio to its yardstick, or, with [`Figures::count`] and [`Figures::add_time`], of its value.
+/// The limit of a figure's ratio to its yardstick. With [`Figures::count`] and [`Figures::add_time`], it is the limit
+/// of the figure's own value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bound {
     /// The ratio must be at most this number.

@@ -12,9 +12,10 @@ pub struct Keys<K> {
     keys: Vec<K>,
 }
 
-/// Number of low bits of a slot that hold the number of a key. The key's name is in the bits above them.
+/// Number of low bits of a slot that hold the number of a key. The bits above them hold the key's name, which consists
+/// of authority and epoch.
 pub const NUMBER: u32 = 24;
-/// The number by which a key's name is multiplied to get its hash.
+/// The number by which the name of a key (authority and epoch) is multiplied to get the name's hash.
 pub const HASH: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Slots per key: enough that hardly any search takes a second step, which the processor would mispredict.
 const SPARSE: usize = 8;

@@ -13,7 +13,7 @@ pub const NETWORK: usize = 14;
 pub const TRANSPORT: usize = NETWORK + 20;
 pub const GENEVE: usize = TRANSPORT + 8;
 pub const VNI: usize = GENEVE + 4;
-/// Offset in a frame of the data of the Geneve option. The data begins with the head of the segment.
+/// Offset of the Geneve option's data in a frame, in bytes. The data begins with the head of the segment.
 pub const HEAD: usize = GENEVE + 12;
 pub const AUTHORITY: usize = HEAD + 16;
 pub const PROOFS: usize = AUTHORITY + 4;

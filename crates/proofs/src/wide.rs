@@ -74,7 +74,7 @@ static FORM: [Row; 2] = {
 #[derive(Clone, Copy)]
 struct Places {
     from: Row,
-    /// A mask with the bytes that have a source.
+    /// A mask that selects the bytes for which `from` has a source.
     taken: Row,
 }
 

@@ -100,7 +100,7 @@ impl KeptNetworks {
         }
     }
 
-    /// Forgets the networks of an organisation, and the organisation if it has a name.
+    /// Forgets the networks of an organisation. If the organisation has a name, also forgets the organisation.
     pub fn forget(&mut self, name: Option<&OrganisationName>) {
         match name {
             None => self.default = None,

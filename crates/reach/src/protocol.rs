@@ -173,7 +173,7 @@ pub enum AccessCall {
     },
     /// List the person's requests, and the receivers for which the person can ask.
     List {
-        /// The place at which the list of older requests goes on; absent for the latest requests.
+        /// The value of `next` in the previous answer, to get older requests; absent to get the latest requests.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         before: Option<String>,
     },
@@ -188,7 +188,8 @@ pub enum AccessCall {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "way", rename_all = "snake_case")]
 pub enum LoginWay {
-    /// In a browser on this machine, which the authority redirects to the client at this port of 127.0.0.1.
+    /// In a browser on this machine. The authority redirects the browser to the client, at the port `port` of
+    /// 127.0.0.1.
     Browser {
         /// The port at which the client waits for the browser.
         port: u16,
@@ -218,7 +219,7 @@ pub enum LoginStarted {
         user_code: String,
         /// The URL of the page at which to enter the code.
         url: String,
-        /// The URL of that page with the code filled in.
+        /// The URL of the page at which to enter the code, with the code filled in.
         url_with_code: Option<String>,
         /// Seconds to wait between two calls with [`Call::FinishLogin`].
         interval: u64,
@@ -494,7 +495,7 @@ pub struct Grant {
     pub carrier: String,
     /// The receiver's name.
     pub receiver: String,
-    /// The rule that allowed the grant; empty if an earlier daemon requested it.
+    /// The rule that allowed the grant; empty if an earlier run of the daemon requested the grant.
     pub rule: String,
     /// End of the grant, Unix seconds.
     pub expires: u32,

@@ -60,7 +60,7 @@ pub struct Session(Arc<Inner>);
 
 enum Inner {
     Agent,
-    /// The user's own sessions, each with another organisation.
+    /// The user's own sessions, one with each organisation.
     Own(Arc<Territory>, Vec<Own>),
 }
 

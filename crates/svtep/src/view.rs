@@ -43,7 +43,7 @@ pub struct Status {
     pub tenants: Vec<Tenant>,
     /// Number of requests for segments that the authority has not answered yet.
     pub open: u64,
-    /// The paths to those endpoints for which the authority knows several.
+    /// The state of the paths to each endpoint to which the authority knows several paths.
     #[serde(default)]
     pub paths: Vec<Path>,
     /// Number of times that the daemon has changed the path to an endpoint, since the daemon started.
@@ -61,14 +61,14 @@ pub struct Status {
     pub reasons: Vec<Counter>,
 }
 
-/// The state of the paths to an endpoint for which the authority knows several.
+/// The state of the paths to an endpoint to which the authority knows several paths.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Path {
     /// The other endpoint.
     pub endpoint: IpAddr,
     /// Number of the path in use; 0 is the first path.
     pub number: u8,
-    /// Number of other paths.
+    /// Number of other paths to the endpoint.
     pub others: u8,
     /// Whether the other endpoint has answered a probe on the path in use.
     pub answered: bool,

@@ -420,7 +420,7 @@ pub(crate) fn mode(choice: Option<Compress>) -> Mode {
     }
 }
 
-/// Returns the suites that this machine opens, and those that its hardware accelerates.
+/// Returns the suites whose records this machine can open, and the suites that its hardware accelerates.
 pub fn suites() -> (Suites, Suites) {
     (Suites::ALL, seal::suites::helped())
 }

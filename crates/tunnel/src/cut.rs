@@ -13,7 +13,8 @@ const CWR: u8 = 0x80;
 pub enum NotCut {
     /// The packet is not a valid IP packet, or its checksum is wrong.
     Malformed,
-    /// The packet is too long, and only TCP packets can be cut at any place.
+    /// The packet is too long, and it can't be cut into packets that fit. Only TCP packets can be cut at any place of
+    /// their payload.
     TooLong,
 }
 

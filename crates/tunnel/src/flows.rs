@@ -168,8 +168,8 @@ impl Flows {
         }
     }
 
-    /// Records the demand of the rule for a packet of an account that was sealed more weakly than demanded. Does
-    /// nothing if the table does not contain the flow.
+    /// Records the demand of the rule of an account's flow, after a packet of the flow was sealed more weakly than the
+    /// rule demands. Does nothing if the table does not contain the flow.
     pub fn refused(&mut self, key: &FlowKey, account: u32, demand: Option<Sealing>) {
         if let Some(flow) = self.flows.get_mut(key).filter(|flow| flow.account == account) {
             flow.demand = demand;

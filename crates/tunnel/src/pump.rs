@@ -41,9 +41,9 @@ const ADMITTED: usize = 64;
 /// Maximum number of queues. Each queue seals in a lane of its own (wire.md §9.7).
 pub const QUEUES_MAX: usize = LANES as usize;
 
-/// Returns the number of queues that is used if no other is set: half the number of processors, but at least one and at
-/// most [`QUEUES_MAX`]. The other half of the processors is left to the applications, which do about as much work for
-/// each byte.
+/// Returns the number of queues for a device if the operator has set no number: half the number of processors, but at
+/// least one and at most [`QUEUES_MAX`]. The other half of the processors is left to the applications, which do about
+/// as much work for each byte.
 pub fn default_queues() -> usize {
     std::thread::available_parallelism().map_or(1, |processors| (processors.get() / 2).clamp(1, QUEUES_MAX))
 }

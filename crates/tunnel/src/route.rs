@@ -173,8 +173,8 @@ fn route(network: &IpNet, kind: u8, metric: u32, device: Option<u32>) -> Result<
     request(RTM_NEWROUTE, MAKE, &body).with_context(|| format!("cannot route {network} to the tunnel's device"))
 }
 
-/// Returns the MTU of the route to an address, or the MTU of the route's device if it is smaller or the route has no
-/// MTU.
+/// Returns the MTU of the route to an address, in bytes. If the route has no MTU, or if the route's device has a
+/// smaller one, returns the MTU of the device.
 ///
 /// # Errors
 /// Fails if there is no route, or if the kernel's answer has no device.

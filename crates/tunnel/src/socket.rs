@@ -121,7 +121,8 @@ impl Socket {
             let family = if at.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
             let next = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
             setsockopt(&next, sockopt::ReusePort, &true)?;
-            bind(next.as_raw_fd(), &SockaddrStorage::from(at)).with_context(|| format!("cannot bind again to {at}"))?;
+            bind(next.as_raw_fd(), &SockaddrStorage::from(at))
+                .with_context(|| format!("cannot bind a further socket to {at}"))?;
             all.push(Self::sharing(UdpSocket::from(next), Arc::clone(&paths))?);
         }
         Ok(all)

@@ -11,7 +11,7 @@ pub struct Turns<E> {
     value: Mutex<E>,
     /// Held by the thread that is next to lock `value`.
     turn: Mutex<()>,
-    /// A thread of a queue holds this lock while it waits for `value` and while it uses it. So all other threads
+    /// A thread of a queue holds this lock while it waits for `value` and while it uses `value`. So all other threads
     /// compete with only one thread at a time, however many queues there are. A queue that always has frames keeps no
     /// other queue from the lock for long.
     queues: Line,

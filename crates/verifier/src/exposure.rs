@@ -24,7 +24,8 @@ const OF_GATEWAYS: [&str; 6] =
 pub struct Extension {
     /// The services that are protected in all of `networks`.
     pub services: Vec<Service>,
-    /// The networks of the host's addresses, and networks such as those of multicast, to which every host listens.
+    /// The networks of the host's addresses, and the networks to which every host listens, for example those of
+    /// multicast addresses.
     pub networks: Vec<IpNet>,
 }
 

@@ -1,8 +1,8 @@
 //! Tells applications who is behind a connection: the owner of the grant that admitted it.
 //!
-//! An answer is about the flow that has these addresses and ports now. The verifier remembers nothing from one answer
-//! to the next. If the flow gets another owner while the verifier asks the authority, the verifier does not give the
-//! answer.
+//! An answer is about the flow that has the connection's addresses and ports now. The verifier remembers nothing from
+//! one answer to the next. If the flow gets another owner while the verifier asks the authority, the verifier does not
+//! give the answer.
 
 pub mod complaints;
 pub mod endpoint;

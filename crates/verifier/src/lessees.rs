@@ -1,4 +1,5 @@
-//! Clients in sealed tunnels and their inside addresses. Gateways exchange them with each other (wire.md §6.11.4).
+//! Clients in sealed tunnels and their inside addresses. Gateways exchange this information with each other (wire.md
+//! §6.11.4).
 
 use std::net::IpAddr;
 

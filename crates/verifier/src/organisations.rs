@@ -52,7 +52,8 @@ pub fn name(text: &str) -> Result<String, String> {
 pub struct Limits {
     /// The organisation's networks; `None` for every address outside of `except`.
     pub networks: Option<Vec<IpNet>>,
-    /// The services in these networks; empty for all.
+    /// The services for which the organisation may speak at the addresses that `networks` permits; empty for all
+    /// services.
     pub services: Vec<Service>,
     /// The networks of the other organisations. They count only if `networks` is `None`.
     pub except: Vec<IpNet>,
@@ -172,15 +173,15 @@ impl Chain {
             let (count, share) = (accepted.len(), self.share());
             ensure!(
                 count <= share,
-                "organisation {name:?} has {count} receivers at this verifier, but its share is {share}"
+                "organisation {name:?} has {count} receivers at this verifier, but may have at most {share}"
             );
             room::measure(
                 &accepted,
                 |prefix| self.ranges_at(prefix),
                 |prefix, ranges, share| {
                     bail!(
-                        "organisation {name:?} has {} separate port ranges at {prefix}, but its share is {share}: \
-                         join neighbouring ports into ranges",
+                        "organisation {name:?} has {} separate port ranges at {prefix}, but may have at most \
+                         {share}: join neighbouring ports into ranges",
                         ranges.len()
                     )
                 },
@@ -214,14 +215,14 @@ impl Chain {
         Ok(accepted)
     }
 
-    /// Claims the receivers of the last run, before programs are attached. If they exceed the organisation's share,
-    /// accepts only the first ones, up to the share. At an address with too many port ranges, also closes the smallest
-    /// gaps between them. In these cases, the services that `protected` returns stay protected, too.
+    /// Claims the receivers of the last run, before programs are attached. If they exceed the organisation's share of
+    /// the tables, accepts only the first ones, up to this share. At an address with too many port ranges, also closes
+    /// the smallest gaps between them. In these cases, the services that `protected` returns stay protected, too.
     pub fn begin(&self, number: usize, receivers: Vec<Receiver>, protected: impl FnOnce() -> Vec<Receiver>) {
         let Err(error) = self.claim(number, receivers.clone()) else { return };
         tracing::error!(
-            "{error:#}. Until the authority's policy fits into the share, the verifier protects only the first \
-             receivers, up to the share, and the services that an earlier process protected"
+            "{error:#}. Until the authority's policy keeps to this limit, the verifier protects only as many receivers \
+             as the organisation may have, and the services that an earlier process protected"
         );
         let limits = &self.organisations[number].limits;
         let given = if limits.services.is_empty() { vec![Service::ALL] } else { room::joined(limits.services.clone()) };
@@ -303,9 +304,9 @@ impl Chain {
         self.stale.swap(false, Ordering::Relaxed)
     }
 
-    /// Takes over the kernel programs of organisation `number`, and links all programs that are loaded. The programs of
-    /// each organisation pass the packets that they refuse to the programs of the next one. The last programs drop
-    /// them.
+    /// Takes over the kernel programs of organisation `number`, and links all programs that are loaded. If the programs
+    /// of an organisation refuse a packet, they pass it on to the programs of the next organisation. The last
+    /// organisation's programs drop the packet.
     ///
     /// # Errors
     ///

@@ -15,8 +15,9 @@ pub use engine::verifier::keys_until;
 pub const KEY_SLOTS: u32 = 256;
 const CLOCK_SKEW_MAX: u64 = engine::verifier::CLOCK_SKEW_MAX as u64;
 
-/// Returns the configuration with which the kernel program is loaded. It is `set`, the part from the settings, with
-/// three more values: the replay seed, and the epoch length and the maximum lifetime from the authority's `config`.
+/// Returns the configuration with which the kernel program is loaded. It consists of `set`, which comes from the
+/// settings, and of three more values: the replay seed, and the epoch length and the maximum lifetime from the
+/// authority's `config`.
 pub fn kernel_config(set: VerifierConfig, replay_seed: u64, config: &api::VerifierConfig) -> VerifierConfig {
     VerifierConfig { replay_seed, epoch_length: config.epoch_length, max_lifetime: config.max_lifetime, ..set }
 }
@@ -114,9 +115,9 @@ pub fn is_protected(protected: &[Protected], address: IpAddr, protocol: u8, port
     services_of(protected, address).is_some_and(|entry| covers(&entry.services, protocol, port))
 }
 
-/// Splits the grants whose flows are to be cut into grants that have ended and grants that have not. A grant that has
-/// ended can't admit packets any more. `kept` returns the expiry in a grant's tokens, which the authority possibly does
-/// not know.
+/// Splits the grants whose flows the verifier has to cut into two lists: first the grants that have ended, then the
+/// others. A grant that has ended can't admit packets any more. `kept` returns the expiry that a grant's tokens state.
+/// The authority possibly does not know this expiry.
 pub fn ended(
     grants: &[api::RevokedGrant],
     kept: impl Fn(u64) -> Option<u32>,

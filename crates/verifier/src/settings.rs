@@ -91,7 +91,7 @@ pub struct Flags {
     /// Idle time after which a TCP flow is forgotten [default: 1d]
     #[arg(long, value_name = "TIME", env = "VOUCHSAFE_TCP_IDLE", value_parser = idle)]
     pub tcp_idle: Option<u32>,
-    /// Idle time after which any other flow is forgotten [default: 60s]
+    /// Idle time after which a flow of UDP or another protocol is forgotten [default: 60s]
     #[arg(long, value_name = "TIME", env = "VOUCHSAFE_UDP_IDLE", value_parser = idle)]
     pub udp_idle: Option<u32>,
     /// Time after which a UDP flow that a client opened needs another token; agents send one every 15 s [default: 60s]
@@ -196,8 +196,8 @@ pub struct Settings {
     pub interfaces: Vec<String>,
     /// The setting for the hook at which packets are checked.
     pub hook: Choice,
-    /// Whether to only observe: to let refused packets pass, except packets in sealed tunnels, and those of wire.md
-    /// §4.6.3, §4.8.3 and §4.8.4.
+    /// Whether to only observe: to let refused packets pass, except packets in sealed tunnels, and packets that wire.md
+    /// §4.6.3 excludes.
     pub observe: bool,
     /// Whether to protect ports only at the addresses that the policy names.
     pub only_named: bool,

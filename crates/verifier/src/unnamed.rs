@@ -1,5 +1,5 @@
-//! Grants of flows in sealed tunnels whose owners the verifier has to request from the authority. The accounts take
-//! turns, so that an account with many grants delays only itself.
+//! Grants whose owners the verifier has to request from the authority, because flows in sealed tunnels use them. The
+//! accounts take turns, so that an account with many grants delays only itself.
 
 use engine::agent::Turns;
 use std::collections::{HashSet, VecDeque};

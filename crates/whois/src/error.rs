@@ -17,7 +17,7 @@ pub enum Error {
         /// The reason.
         error: io::Error,
     },
-    /// The verifier refuses to answer. The statuses are those of `docs/identity.md`.
+    /// The verifier refuses to answer. `docs/identity.md` lists the statuses.
     Refused {
         /// The status of the verifier's answer.
         status: u16,

@@ -31,7 +31,7 @@
 //! ```
 //!
 //! All calls block, each for a limited time. After an error, the application does not know the person. It has to treat
-//! the connection like that of a stranger, or close it.
+//! the connection like a stranger's connection, or close it.
 
 mod answer;
 mod error;

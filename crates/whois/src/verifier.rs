@@ -32,7 +32,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Returns a TCP connection that the application has just accepted.
+    /// Returns the addresses of a TCP connection that the application has just accepted, and the current time.
     ///
     /// # Errors
     ///

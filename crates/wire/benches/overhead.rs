@@ -1,7 +1,8 @@
 //! Computes, for several encapsulations, how long the headers of a packet are and how much room they leave for payload.
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. Each figure is compared with that of VXLAN. The figures
-//! are computed, not measured. docs/overhead.md shows them as a table, and a test checks that the table is correct.
+//! Prints one JSON object, which `cargo xtask bench` collects. With each figure it contains VXLAN's figure, for
+//! comparison. The figures are computed, not measured. docs/overhead.md shows them as a table, and a test checks that
+//! the table is correct.
 
 #[path = "overhead/rows.rs"]
 mod rows;

@@ -24,9 +24,10 @@ pub const QUESTION_LEN: usize = REQUEST_LEN - REQUEST_HEAD_LEN - TAG_LEN;
 pub const REPLY_LEN: usize = ANSWER_LEN - ANSWER_HEAD_LEN - TAG_LEN;
 /// Maximum length of a virtual network's name, in bytes.
 pub const NAME_MAX: usize = 64;
-/// Maximum length of an option with a segment, in bytes: five proofs, issued by an authority with an IPv6 address.
+/// Maximum length of a Geneve option with a segment, in bytes. The longest option has five proofs, and comes from an
+/// authority with an IPv6 address.
 pub const OPTION_MAX: usize = 4 + 16 + 16 + 16 * PROOFS_MAX as usize;
-/// Maximum total length of the option, the hops and the segment for the answers in one reply, in bytes.
+/// Maximum total length of the Geneve option, the hops and the return segment in one reply, in bytes.
 pub const GIVEN_MAX: usize = REPLY_LEN - GIVEN_HEAD_LEN;
 /// The largest number of a path (wire.md §8.16). The first path has the number 0.
 pub const PATH_MAX: u8 = 3;
@@ -211,13 +212,13 @@ pub struct Question<'a> {
     pub port: u16,
     /// The port from which the sender sends.
     pub sender_port: u16,
-    /// Whether the client passes the segment for the answers on to the receiving endpoint (wire.md §8.15), so that the
-    /// authority should add this segment to its answer. Only an authority that says that it knows this flag answers a
-    /// request with the flag.
+    /// Whether the authority should add the return segment to its answer. The client then passes the return segment on
+    /// to the receiving endpoint (wire.md §8.15). If the flag is set, only an authority that announces that it knows
+    /// the flag answers.
     pub answers: bool,
     /// The number of the path that the segment has to take, at most [`PATH_MAX`] (wire.md §8.16). `None` if the client
-    /// does not know that there can be several paths. Only an authority that says that it knows paths answers a request
-    /// with a number.
+    /// does not know that there can be several paths. Only an authority that says that it knows paths answers a
+    /// request with a number.
     pub path: Option<u8>,
 }
 
@@ -304,8 +305,8 @@ pub struct GivenReply<'a> {
     pub option: &'a [u8],
     /// The hops, in the order of the path, if the path is fixed; otherwise empty.
     pub hops: &'a [[u8; 16]],
-    /// The segment for the answers, in the form in which the client passes it on (wire.md §8.15.1): a multiple of 4
-    /// bytes. Empty if the answer contains none.
+    /// The return segment, in the form in which the client passes it on (wire.md §8.15.1): a multiple of 4 bytes. Empty
+    /// if the answer contains none.
     pub answers: &'a [u8],
     /// Number of other paths that the segment could take, at most [`PATH_MAX`]. 0 if the client does not know paths.
     pub others: u8,
@@ -366,7 +367,7 @@ impl Refusal {
     ];
 
     /// Returns the refusal's name. Over HTTPS, the answer to the same question has this name as its problem type. The
-    /// last three refusals exist by UDP only.
+    /// last three refusals occur only in answers by UDP.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Denied => "denied",
@@ -389,8 +390,8 @@ impl Refusal {
 
 impl<'a> Reply<'a> {
     /// Encodes the reply for sealing. Returns `None` if the option, the hops or the text are too long, if there is no
-    /// room for the segment for the answers, or if there are too many other paths. Also returns `None` if the length of
-    /// the option or of the segment for the answers is not a multiple of 4 bytes.
+    /// room for the return segment, or if there are too many other paths. Also returns `None` if the length of the
+    /// option or of the return segment is not a multiple of 4 bytes.
     pub fn encode(&self) -> Option<[u8; REPLY_LEN]> {
         let mut bytes = [0; REPLY_LEN];
         match self {

@@ -1,7 +1,7 @@
-//! AES-128-CMAC (RFC 4493). A whole message takes a single call into the `aes` crate. In each call, the `aes` crate
-//! first prepares to encrypt many blocks in parallel. This preparation takes longer than the encryption of a message's
-//! few blocks. For CMAC it is useless, because each block depends on the block before it. The `cmac` crate makes two
-//! calls for a message.
+//! AES-128-CMAC (RFC 4493), with a single call into the `aes` crate for each message. The `cmac` crate makes two calls.
+//! In each call, the `aes` crate first prepares to encrypt many blocks in parallel. This preparation takes longer than
+//! the encryption of a message's few blocks. CMAC can't use the preparation, because each block depends on the block
+//! before it.
 
 use aes::Aes128;
 use aes::cipher::consts::U16;

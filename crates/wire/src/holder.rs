@@ -1,5 +1,5 @@
 //! Grant holders. The handle of each grant contains the number of the grant's holder. Only the grant's verifier can
-//! read this number, and nobody on the path (wire.md §3.9).
+//! read this number. Nobody on the path can read it (wire.md §3.9).
 
 use crate::grant::Handle;
 use crate::key::VerifierKey;

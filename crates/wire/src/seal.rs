@@ -31,7 +31,7 @@ pub enum Message {
 }
 
 impl Message {
-    /// Reports whether the first byte of a datagram is that of an initiation. The datagram can be `malformed`
+    /// Reports whether a datagram begins with the first byte of an initiation. The datagram can be `malformed`
     /// nevertheless.
     pub fn begins_tunnel(datagram: &[u8]) -> bool {
         datagram.first() == Some(&handshake::INITIATION)

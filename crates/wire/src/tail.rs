@@ -1,6 +1,6 @@
 //! Three carriers (wire.md §4.1, §4.2, §4.5 to §4.7). `tail` puts a token after the payload of a first packet. `stream`
 //! puts the token into the first bytes of a TCP stream. `fast_open` puts it behind an option that the sender adds. A
-//! SYN of the carrier `tcp_in_udp` has a block like that of `tail` (§4.8).
+//! SYN of the carrier `tcp_in_udp` ends in a block, like a first packet of `tail` (§4.8).
 //!
 //! A transport checksum stays in the form in which it arrived, complete or partial (see [`crate::checksum`]).
 
@@ -17,7 +17,7 @@ pub const STREAM_MAGIC: [u8; 4] = *b"VSS1";
 pub const FAST_OPEN_MAGIC: [u8; 4] = *b"VSO1";
 /// The first bytes of the block of `tcp_in_udp`.
 pub const TCP_IN_UDP_MAGIC: [u8; 4] = *b"VSU1";
-/// Length of the option that `fast_open` adds to the TCP header, with its padding.
+/// Length of the option that `fast_open` adds to the TCP header, including its padding, in bytes.
 pub const FAST_OPEN_LEN: usize = 12;
 /// Length of the longest TCP header.
 const TCP_HEADER_MAX: usize = 60;

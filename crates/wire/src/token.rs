@@ -38,7 +38,7 @@ impl Token {
         bytes
     }
 
-    /// Parses a token from a packet; `ipv6` is whether the packet is IPv6.
+    /// Parses a token from a packet; `ipv6` says whether the packet is IPv6.
     ///
     /// # Errors
     ///

@@ -86,11 +86,11 @@ pub fn cold_by_udp(figures: &mut Figures) -> Result<()> {
 
 /// Medians of one installation, in microseconds.
 struct Cold {
-    /// A connect on first contact.
+    /// Duration of a connect on first contact.
     cold: f64,
-    /// A connect with the grant in the kernel's cache.
+    /// Duration of a connect with the grant in the kernel's cache.
     warm: f64,
-    /// A round trip to the authority's host.
+    /// Duration of a round trip to the authority's host.
     trip: f64,
 }
 

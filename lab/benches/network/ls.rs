@@ -4,7 +4,7 @@
 //! which the paper does not have.
 //!
 //! The figures named `ls.fig3` add a delay between switch and controller, those named `ls.fig4` do not. Figure 3 of the
-//! paper measures the transfer of keys, which this bench does not.
+//! paper measures the transfer of keys, which this bench does not measure.
 //!
 //! The verifier only observes (`--observe`), so that all variants take the same path.
 

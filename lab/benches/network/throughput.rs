@@ -27,8 +27,8 @@ const OPENINGS_OF_ONE: usize = 24;
 
 /// Measures the throughput of one client and of five, with the verifier at tc and at XDP. The baseline of tc is a path
 /// without Vouchsafe. With any XDP program, a virtual cable copies every packet and carries only small ones. The
-/// baseline of XDP is therefore a path with an empty XDP program; its rate is also compared with the path without
-/// Vouchsafe.
+/// baseline of XDP is therefore a path with an empty XDP program. The rate with the verifier at XDP is also compared
+/// with the path without Vouchsafe.
 pub fn measure(figures: &mut Figures) -> Result<()> {
     let plain = Network::new(Way::Direct)?;
     let empty = Network::new(Way::Direct)?;

@@ -47,8 +47,8 @@ const fn page(name: &'static str, path: &'static str, who: Who) -> Page {
     Page { name, path, who }
 }
 
-/// The pages of the console that are opened by their addresses. The page of a single policy version and that of a
-/// single request for access are not among them.
+/// The pages of the console that are opened by their addresses. The page of a single policy version and the page of a
+/// single request for access are not in this list.
 pub const PAGES: &[Page] = &[
     page("login", "/console/login", Who::Anybody),
     page("overview", "/console", Who::Person),

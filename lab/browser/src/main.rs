@@ -70,7 +70,12 @@ fn take(args: &Args) -> Result<()> {
 fn keep(folder: &Path, page: &str, look: Look, browser: &Browser<'_>) -> Result<()> {
     let file = folder.join(format!("{page}{}.png", ending(look)));
     let picture = packed(&look.picture(browser)?)?;
-    ensure!(picture.len() <= LARGEST, "{} would have {} bytes", file.display(), picture.len());
+    ensure!(
+        picture.len() <= LARGEST,
+        "{} would have {} bytes, but at most {LARGEST} are allowed",
+        file.display(),
+        picture.len()
+    );
     fs::write(&file, picture).with_context(|| file.display().to_string())?;
     println!("{}", file.display());
     Ok(())
@@ -80,7 +85,7 @@ fn keep(folder: &Path, page: &str, look: Look, browser: &Browser<'_>) -> Result<
 /// colours stay; every other colour becomes the nearest of these.
 fn packed(picture: &[u8]) -> Result<Vec<u8>> {
     let mut reader = png::Decoder::new(Cursor::new(picture)).read_info()?;
-    let mut pixels = vec![0; reader.output_buffer_size().context("the picture is too large to be that of a page")?];
+    let mut pixels = vec![0; reader.output_buffer_size().context("the picture has more pixels than a page can have")?];
     let frame = reader.next_frame(&mut pixels)?;
     let step = frame.color_type.samples();
     ensure!(step >= 3 && frame.bit_depth == png::BitDepth::Eight, "a picture in {:?}", frame.color_type);

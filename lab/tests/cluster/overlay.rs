@@ -67,7 +67,7 @@ impl Overlay {
     }
 
     /// Checks that the endpoint of the tenant that calls got many segments, and that the authorities refused none. The
-    /// segments for answers may come with those for the way there, so the other endpoint need not request any.
+    /// return segments may come with those for the way there, so the other endpoint need not request any.
     pub fn check(&self) -> Result<()> {
         for (at, endpoint) in self.endpoints.iter().enumerate() {
             let count = |name| endpoint.count("answers", name);

@@ -6,9 +6,9 @@ use std::path::Path;
 /// Heading above the table.
 const HEADING: &str = "## Where things happen";
 
-/// Returns the faults of the table "Where things happen" in `text`, each with the line of its row: functions that no
-/// file in the row's column of files defines, tests that no file in the column of tests defines, and rows without a
-/// test. `root` is the folder to which the table's links are relative.
+/// Returns the faults of the table "Where things happen" in `text`, each with the line of its row: functions that none
+/// of the row's files defines, tests that none of the row's test files defines, and rows without a test. `root` is the
+/// folder to which the table's links are relative.
 pub fn findings(text: &str, root: &Path) -> Vec<(usize, String)> {
     let lines = text.lines().enumerate().skip_while(|(_, line)| *line != HEADING).skip(1);
     let rows = lines.take_while(|(_, line)| !line.starts_with("## ")).filter(|(_, line)| line.starts_with('|'));

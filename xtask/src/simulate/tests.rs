@@ -58,7 +58,7 @@ fn a_table_that_is_not_whole_names_the_place() {
     let refused = |text: &str| format!("{:#}", Times::read(text).err().expect("not a table"));
     assert_eq!(refused("Source,a,b\na,,1\nb,x,\n"), "line 3, column 2: \"x\" is not a time in milliseconds");
     assert_eq!(refused("Source,a,b\na,,1\n"), "1 rows for 2 columns");
-    assert_eq!(refused("Source,a,b\nb,,1\na,1,\n"), "line 2: b is not column 2");
+    assert_eq!(refused("Source,a,b\nb,,1\na,1,\n"), "line 2: the region b is not the region of column 2");
     assert_eq!(refused("Source,a,b\na,5,1\nb,1,\n"), "line 2: the field for the time from a to itself must be empty");
     assert_eq!(refused("Source,a,b\na,,1,2\nb,1,\n"), "line 2: 3 times for 2 regions");
 }

@@ -19,7 +19,11 @@ impl Times {
         for (number, line) in (2..).zip(lines) {
             let (name, cells) = line.split_once(',').with_context(|| format!("line {number} has no times"))?;
             let here = rows.len();
-            ensure!(regions.get(here) == Some(&name), "line {number}: {name} is not column {}", here + 2);
+            ensure!(
+                regions.get(here) == Some(&name),
+                "line {number}: the region {name} is not the region of column {}",
+                here + 2
+            );
             let read = |(there, cell): (usize, &str)| -> Result<u32> {
                 if there == here {
                     ensure!(

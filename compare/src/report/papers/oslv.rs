@@ -108,7 +108,7 @@ pub fn leaders(results: &Results, list: &[(String, f64)]) -> Vec<String> {
     };
     let sentence = |what: &str, first: Option<f64>, than: &str, second: Option<f64>| match first.zip(second) {
         Some((first, second)) => format!(
-            "{what} {}: their mean rank is {}, and that of {than} is {}.",
+            "{what} {}: their mean rank is {}, and the mean rank of {than} is {}.",
             if first < second { "still lead" } else { "no longer lead" },
             rounded(first),
             rounded(second)

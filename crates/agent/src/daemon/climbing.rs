@@ -78,7 +78,7 @@ mod with_tunnels {
     /// A destination with more than one rung.
     struct Placed {
         verifier: SocketAddr,
-        /// The choice in the kernel's table.
+        /// The rung in the kernel's table with which connections to the destination begin.
         written: Option<FirstRung>,
     }
 

@@ -17,7 +17,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub(super) struct LoginScope {
     pub uid: u32,
-    /// `None` for the user's default organisation.
+    /// The organisation; `None` for the user's default organisation.
     pub organisation: Option<OrganisationName>,
     /// The networks that the user lets the organisation speak for. If empty, the organisation's networks stay as they
     /// are.

@@ -15,7 +15,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 pub(super) struct Territory {
     /// Networks that the administrator has given to organisations, for all users.
     configured: Arc<BTreeMap<OrganisationName, Vec<IpNet>>>,
-    /// The limited networks of each user's organisations.
+    /// For each user, the organisations that may speak only for certain networks, and these networks.
     of_users: Arc<RwLock<BTreeMap<u32, Networks>>>,
 }
 
@@ -36,7 +36,7 @@ impl Territory {
     }
 
     /// Returns the limits of a client of an organisation's authority. `own` contains the organisation's networks;
-    /// `None` stands for all that no other organisation has.
+    /// `None` stands for all networks that no other organisation has.
     pub fn limits(&self, uid: u32, organisation: Option<&OrganisationName>, own: Option<Vec<IpNet>>) -> Arc<Limits> {
         Arc::new(Limits { territory: self.clone(), uid, name: shown(organisation).to_owned(), own })
     }

@@ -66,12 +66,11 @@ pub enum Command {
         /// The person whose sessions are renewed; the sessions of all persons if absent.
         person: Option<String>,
     },
-    /// State what this member of a cluster may do now; answered by a
-    /// [`Standing`](crate::cluster::contact::Standing).
+    /// State what this member of a cluster may do now; answered by a [`Standing`](crate::cluster::contact::Standing).
     Standing,
     /// Accept that the audit trails of this member of a cluster lack entries that it has published earlier.
     AcceptTrails {
-        /// The operator who accepts it.
+        /// The operator who accepts the loss of the entries.
         by: Operator,
     },
     /// State how many messages the webhooks have delivered; answered by a list of
@@ -81,7 +80,7 @@ pub enum Command {
     GiveAccess {
         /// The consents.
         consents: Vec<Giving>,
-        /// The operator who gives them.
+        /// The operator who gives the consents.
         by: Operator,
         /// Whether the consents come from a file.
         is_import: bool,
@@ -95,7 +94,7 @@ pub enum Command {
 pub struct Acted {
     /// One line for the operator.
     pub done: String,
-    /// The other members of the cluster and the verifiers, and which of them have followed the change.
+    /// The verifiers and the other members of the cluster, and which of them have followed the change.
     pub followed: Followed,
 }
 
@@ -107,7 +106,7 @@ pub enum Gave {
     Given(Vec<GivenConsent>),
     /// No consent was given.
     Refused {
-        /// The index of the consent that cannot be given. `None` if the reason is not a single consent.
+        /// The index of the consent that cannot be given. `None` if the reason does not concern a single consent.
         nth: Option<usize>,
         /// The reason.
         why: String,

@@ -21,8 +21,8 @@ const COPIED: usize = 1 << 20;
 /// wait for the writer. The copy takes at most half of the free disk space.
 ///
 /// # Errors
-/// Fails if the directory has no authority or is that of a member of a cluster, the input cannot be read, or the copy
-/// is too long or cannot be written.
+/// Fails if the directory has no authority, the authority is a member of a cluster, the input cannot be read, or the
+/// copy is too long or cannot be written.
 pub fn spool(directory: &Directory, input: impl Read, named: &str) -> Result<BufReader<File>> {
     may_change(directory)?;
     let file = tempfile::tempfile_in(directory.path())

@@ -39,7 +39,7 @@ pub struct Etcd {
     pub ca: Option<PathBuf>,
     /// The file with the certificate that members show to etcd; `None` if they show none.
     pub certificate: Option<PathBuf>,
-    /// The file with the key of this certificate.
+    /// The file with the key of the certificate that members show to etcd.
     pub key: Option<PathBuf>,
 }
 

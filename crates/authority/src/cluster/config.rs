@@ -40,7 +40,7 @@ pub struct ClusterConfig {
     pub ca: Option<PathBuf>,
     /// The file with the certificate that this member shows to etcd; `None` if it shows none.
     pub certificate: Option<PathBuf>,
-    /// The file with the key of this certificate.
+    /// The file with the key of the certificate that this member shows to etcd.
     pub key: Option<PathBuf>,
 }
 

@@ -49,8 +49,8 @@ impl Followed {
         self.late.is_empty() && self.absent.is_empty() && self.unknown.is_none() && self.verifiers.is_complete()
     }
 
-    /// Reports whether a running member or a connected verifier should have the change by now, and has not, or possibly
-    /// has not.
+    /// Reports whether a running member has not followed the change in time, a connected verifier has not confirmed it
+    /// in time, or the state of the members is not known.
     pub fn is_late(&self) -> bool {
         !self.late.is_empty() || self.unknown.is_some() || !self.verifiers.late.is_empty()
     }
@@ -150,7 +150,7 @@ impl Confirmation {
         published(number, &enrolled, self.push.heard(&enrolled).await)
     }
 
-    /// Returns the same state as [`Self::heard_here`], or `None` if a verifier has to be waited for.
+    /// Returns the same state as [`Self::heard_here`], or `None` if this member still has to wait for a verifier.
     pub fn heard_now(&self, number: u64) -> Option<VerifiersState> {
         let enrolled = self.verifiers.ids();
         self.push.heard_now(&enrolled).map(|heard| published(number, &enrolled, heard))

@@ -63,7 +63,7 @@ pub struct Follower {
 pub struct FollowerState {
     rounds: SingleFlight,
     wake: Notify,
-    /// Notified when the verifiers that are connected here have to be waited for.
+    /// Wakes [`Follower::hear`] when it has to wait for the verifiers that are connected here.
     announced: Notify,
     /// Whether a command of another member waits for the verifiers that are connected here.
     is_awaited: AtomicBool,
@@ -80,7 +80,7 @@ pub struct FollowerState {
     level: Mutex<Option<Instant>>,
 }
 
-/// The distance of a member's decisions from the state of the cluster.
+/// The lag of a member's decisions behind the state of the cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lag {
     /// Number of entries of the log that the member knows of, but that its decisions do not take into account yet.

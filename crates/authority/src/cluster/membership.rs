@@ -115,7 +115,7 @@ struct Published {
     created: i64,
     /// Whether the member is stopping, so that it must not publish its state any more.
     ends: bool,
-    /// The heads that etcd has stored, and those that are missing.
+    /// The heads that etcd has stored, and the earlier heads that this member's audit trails lack.
     trails: Option<(Vec<String>, Vec<String>)>,
 }
 
@@ -177,8 +177,8 @@ impl Members {
     /// Returns the URLs of all members, at most [`AUTHORITIES_MAX`]: this member's URL, then those of running members,
     /// then those of the others. An authority in no cluster returns at most its own URL.
     ///
-    /// The URLs of members that do not run are in the list, because a client keeps only the URLs of the latest list. If
-    /// only one member runs for a while, its clients would forget the others.
+    /// The URLs of members that do not run are in the list, because a client keeps only the URLs of the latest list.
+    /// Without these URLs, the clients of a member that runs alone for a while would forget the other members.
     pub fn urls(&self) -> Vec<String> {
         let Some(cluster) = &self.cluster else { return self.url.clone().into_iter().collect() };
         let others = cluster.others();

@@ -80,7 +80,7 @@ impl Start {
 pub struct Taken {
     /// The version of the policy in force.
     pub version: i64,
-    /// The text of this version.
+    /// The text of the policy in force.
     pub policy: String,
     /// The text of `networks.toml` that the members share.
     pub networks: Option<String>,

@@ -30,8 +30,8 @@ impl TrailState {
     }
 }
 
-/// Returns the published heads that the audit trails of the database do not contain, and those that were published as
-/// lost already (`lost`).
+/// Returns the published heads that the audit trails of the database do not contain, and the heads that the member has
+/// already published as lost (`lost`).
 ///
 /// # Errors
 /// Fails if the database cannot be read, or a head is malformed.

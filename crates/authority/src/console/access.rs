@@ -58,9 +58,9 @@ fn delegate(visitor: &Visitor) -> Subject<'_> {
 #[derive(Default, Deserialize)]
 struct Parameters {
     done: Option<String>,
-    /// The place in the list of requests.
+    /// The place in the list of requests at which the shown part begins.
     before: Option<String>,
-    /// The place in the list of consents.
+    /// The place in the list of consents at which the shown part begins.
     after: Option<String>,
     /// The receiver that the form to ask proposes.
     receiver: Option<String>,

@@ -1,6 +1,6 @@
 //! Response rate limiting. An attacker who forges a victim's address can make this server send the victim's network at
-//! most 20 full answers per second on average. Beyond this rate, the server answers every other query, with a truncated
-//! answer that is no longer than the query.
+//! most 20 full answers per second on average. Beyond this rate, the server answers only every second query, with a
+//! truncated answer that is at most as long as the query.
 //!
 //! The number of token buckets is fixed. A keyed hash of a network selects its bucket, so an attacker cannot choose the
 //! bucket.

@@ -79,7 +79,10 @@ impl Zone {
         for name in [origin.clone(), Name::from_ascii(format!("{}.", domain.record_name()))?] {
             let set = names.entry(name.clone()).or_default().entry(RecordType::TXT).or_default();
             if set.iter().any(is_discovery) {
-                bail!("{name} has a record that begins with v=vouchsafe1: remove it, because the authority adds it");
+                bail!(
+                    "{name} has a record that begins with v=vouchsafe1: remove this record from the file, because the \
+                     authority adds the discovery record itself"
+                );
             }
             set.push(text(name));
         }

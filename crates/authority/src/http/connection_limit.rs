@@ -66,8 +66,8 @@ impl ConnectionLimit {
     }
 
     /// Returns a permit for a new connection of a peer. If a limit is reached, evicts an unauthenticated connection or,
-    /// if there is none, a connection of a person or verifier that has many. If no connection can be evicted, the new
-    /// one must be refused, and the result is `None`.
+    /// if there is none, a connection of a person or verifier that has many connections. If no connection can be
+    /// evicted, returns `None`, and the caller must refuse the new connection.
     pub fn admit(self: &Arc<Self>, peer: &Peer) -> Option<ConnectionPermit> {
         let (source, network) = (Key::source(peer.address), Key::network(peer.address));
         let mut taken = self.lock();

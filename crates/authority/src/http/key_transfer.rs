@@ -27,8 +27,8 @@ impl KeyTransfer {
         Self(socket)
     }
 
-    /// Reports whether the authority can send keys in band on this connection: a process that sends keys is configured,
-    /// and the connection runs over IPv4. Only this process knows whether the client accepts keys.
+    /// Reports whether the authority can send keys in band on this connection: a socket of `vouchsafe transfer` is
+    /// configured, and the connection runs over IPv4. Only `vouchsafe transfer` knows whether the client accepts keys.
     pub const fn is_possible(&self, peer: &Peer) -> bool {
         self.0.is_some() && peer.ends.is_some()
     }

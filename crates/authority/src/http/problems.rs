@@ -33,7 +33,7 @@ pub enum Problem {
     WrongSecondFactor,
     /// A passkey, or the browser's statement about one, failed verification.
     WrongPasskey,
-    /// No such login is pending, or it belongs to another caller.
+    /// The login that the caller wants to continue is not in progress, or it belongs to another caller.
     WrongLogin,
     /// The name belongs to another account.
     NameTaken(String),
@@ -67,7 +67,8 @@ pub enum Problem {
     /// The device's address differs from its address at login, so the device may be in another network. Contains the
     /// address at login.
     Moved(IpAddr),
-    /// A request for access, or a decision about one, cannot be taken: status, type and a message for the caller.
+    /// A request for access, or a decision about one, cannot be accepted. Contains the response's status, the problem's
+    /// type and a message for the caller.
     Access(StatusCode, &'static str, String),
     /// The item does not exist. The text names the kind of item after "no such".
     NotFound(&'static str),

@@ -1,6 +1,6 @@
 //! Refuses calls of the API while this host's clock is wrong. Many answers contain a time, or depend on it. An agent
-//! would set its clock by such an answer. A verifier would not get the revocations of grants that have ended by the
-//! wrong clock.
+//! would set its clock by such an answer. A verifier would not get the revocations of grants that, according to the
+//! wrong clock, have already ended.
 
 use super::problems::Problem;
 use crate::cluster::contact::Contact;

@@ -141,7 +141,7 @@ impl Server {
         }
     }
 
-    /// Stops the server. If the authority is a member of a cluster, tells its endpoints to change to another member.
+    /// Stops the server. In a cluster, first tells all connected sessions and verifiers to change to another member.
     /// Waits for calls that are under way, delivers the messages to webhooks, and closes all connections. Then writes
     /// the last audit entries, and releases the directory.
     pub async fn stop(mut self) {
@@ -166,8 +166,8 @@ impl Server {
         self.authority.storage.close().await;
     }
 
-    /// Tells the other members of the cluster that this member stops, and tells the endpoints that listen here to which
-    /// member to change.
+    /// Tells the other members of the cluster that this member stops, and tells the sessions and verifiers that are
+    /// connected here to which member they have to change.
     async fn hand_over(&self) {
         let members = self.authority.members.clone();
         if members.cluster().is_none() {

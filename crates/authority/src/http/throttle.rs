@@ -22,7 +22,7 @@ const MOST_KNOWN: usize = 65_536;
 const DAY: Duration = Duration::from_secs(86_400);
 
 /// The key of a token bucket. It names the kind of attempts that the bucket counts, and the account, source or network
-/// that makes these attempts.
+/// to which these attempts belong.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Key {
     /// Login attempts from all sources. Does not count attempts that [`Self::FamiliarSource`] or [`Self::Newcomers`]
@@ -231,8 +231,8 @@ impl Throttle {
         }
     }
 
-    /// Charges the start of a login whose account is not known yet: at the identity provider, with a passkey, or of a
-    /// service account. Returns the keys that were charged.
+    /// Charges the start of a login whose account is not known yet: a login at the identity provider, with a passkey,
+    /// or with the key of a service account. Returns the keys that were charged.
     ///
     /// # Errors
     /// Fails if the start must wait; the error is the time to wait.

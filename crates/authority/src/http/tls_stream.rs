@@ -1,8 +1,8 @@
 //! The authority's end of a TLS connection. While no record is under way, a connection has no buffers here: an
 //! authority has a connection to every agent and every verifier, and nearly all of them are silent nearly all the time.
 //!
-//! rustls does the whole protocol, and this module uses its API without buffers: the module passes received bytes to
-//! rustls, and sends the records that rustls produces.
+//! rustls does the whole protocol, and this module uses the unbuffered API of rustls: the module passes received bytes
+//! to rustls, and sends the records that rustls produces.
 
 use rustls::ServerConfig;
 use rustls::server::UnbufferedServerConnection;

@@ -1,6 +1,6 @@
 //! Limits how many requests of one account are processed concurrently; further requests wait. All requests share the
-//! processor, and they queue at the verifiers, which confirm grants in the order of their arrival. With this limit,
-//! only a few requests of each other account are ahead of an account's request.
+//! processor, and they queue at the verifiers, which confirm grants in the order of their arrival. With this limit, an
+//! account's request waits for at most a few requests of every other account.
 
 use crate::http::throttle::{Key, Throttle};
 use crate::storage::verifiers_line;
@@ -41,8 +41,9 @@ impl RequestQueue {
         self.turns.wait(person).await
     }
 
-    /// Reports whether no request of the account is processed or waits. A request that needs no turn may be answered
-    /// only then: otherwise it would take the token for which another request of the account waits.
+    /// Reports whether the account is idle: none of its requests is in progress or waits. A request that needs no turn
+    /// may be answered only while the account is idle. Otherwise it would take the token for which another request of
+    /// the account waits.
     pub fn is_idle(&self, person: &str) -> bool {
         !self.turns.lock().contains_key(person)
     }

@@ -98,7 +98,7 @@ impl Line {
             "`note` must be one line of at most {MOST_NOTE} characters"
         );
         if remove && (deny || priority.is_some() || until.is_some()) {
-            bail!("a line that removes entries has only `to`, `who`, `note` and `remove`");
+            bail!("a line that removes entries may have only the keys `to`, `who`, `note` and `remove`");
         }
         let hours = until.map_or(Ok(0), |until| hours_of(&until))?;
         let priority = priority.unwrap_or(if deny { 200 } else { 100 });

@@ -15,7 +15,7 @@ use std::time::Instant;
 pub struct Follower {
     directory: Directory,
     store: Option<Store>,
-    /// The file's number when it was last read.
+    /// The value of `Store::version` when the file was last read; `None` if it was not read yet.
     version: Option<i64>,
     state: State,
 }
@@ -24,7 +24,7 @@ pub struct Follower {
 #[derive(Clone, Default)]
 struct State {
     names: Arc<Names>,
-    /// The highest number of a name.
+    /// The highest number that any name has.
     last_name: u32,
     /// The number of sweeps, each of which has deleted names.
     sweeps: i64,

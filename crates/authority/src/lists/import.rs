@@ -164,7 +164,7 @@ impl Store {
                     number
                 }
             };
-            ensure!(senders.insert(number), "{to} has another entry about {word}");
+            ensure!(senders.insert(number), "{to} has two entries about {word}");
             groups[place].senders.push(number);
             imported.entries += 1;
         }

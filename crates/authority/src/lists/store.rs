@@ -531,6 +531,6 @@ fn open_file(directory: &Directory, path: &Path) -> Result<File> {
         opened => opened.with_context(fault)?,
     };
     let metadata = file.metadata()?;
-    ensure!(metadata.is_file() && metadata.nlink() == 1, "{} has to be a file without hard links", path.display());
+    ensure!(metadata.is_file() && metadata.nlink() == 1, "{} has to be a file with a single hard link", path.display());
     Ok(file)
 }

@@ -1,8 +1,8 @@
 //! Deletes names, notes and authors that no entry of a list has any more. Otherwise, imports and changes with ever new
 //! names would fill the disk, and the server's memory, which holds the names.
 //!
-//! A sweep reads all entries. So there is none until as many names and texts are new as the last sweep has kept, and
-//! the costs of a sweep per new name are limited.
+//! A sweep reads all entries. So the next sweep waits until the number of new names and texts exceeds, by more than
+//! [`LEAST`], the number that the last sweep has kept. This limits the cost of a sweep per new name.
 
 use super::entry::{Group, Terms};
 use super::store::Store;

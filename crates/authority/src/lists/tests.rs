@@ -81,7 +81,7 @@ fn an_import_replaces_the_list_as_a_whole_or_not_at_all() {
     }
     for (wrong, expected) in [
         (add("10.0.0.3", "alice"), "test:2: `who`: `alice` is not one of"),
-        (add("10.0.0.1", "person:alice"), "test:2: 10.0.0.1/32 has another entry about person:alice"),
+        (add("10.0.0.1", "person:alice"), "test:2: 10.0.0.1/32 has two entries about person:alice"),
         (remove("10.0.0.1", "person:alice"), "test:2: an import replaces the list"),
         ("{\"to\"".into(), "test:2: EOF"),
     ] {

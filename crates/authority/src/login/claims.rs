@@ -36,7 +36,7 @@ impl Identity {
             format!("the identity provider sends no claim `{claim}`: set `person_claim`, or add a scope")
         })?;
         if claim == "email" && claims.get("email_verified") != Some(&Value::Bool(true)) {
-            return Err(format!("the identity provider has not verified the address {}", person.escape_debug()));
+            return Err(format!("the identity provider has not verified the e-mail address {}", person.escape_debug()));
         }
         if !name_is_valid(person) {
             return Err(format!(

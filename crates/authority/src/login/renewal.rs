@@ -40,7 +40,7 @@ impl fmt::Display for Renewals {
         write!(
             f,
             "{} checked: {changed} with changed groups, {ended} ended, {failed} without an answer; ",
-            count(*checked, "session")
+            count(*checked, "login")
         )?;
         write!(f, "{} revoked", count(*revoked, "grant"))
     }

@@ -19,7 +19,7 @@ pub struct ClusterSnapshot {
     pub is_current: bool,
     /// The time since the last contact, in seconds; 0 while there is contact.
     pub without_contact: f64,
-    /// Whether the member renews leases.
+    /// Whether the member renews leases of grants.
     pub renews: bool,
     /// Whether the clock of the member's host agrees with the clocks of the other members.
     pub clock_is_right: bool,

@@ -83,8 +83,8 @@ pub struct ToDecide {
     pub open: AccessPage,
     /// Consents in effect, sorted by their end, earliest first.
     pub consents: AccessPage,
-    /// For each receiver about which the person may decide, by its name: the services that the person can allow, and the
-    /// longest time, in seconds, for which they can be allowed.
+    /// The receivers about which the person may decide, by name. The value contains the services that the person can
+    /// allow, and the longest time for which the person can allow them, in seconds.
     pub receivers: BTreeMap<String, (BTreeSet<String>, u32)>,
     /// The version of the policy by which the person may decide. It is 0, which no policy has, if the policy in force
     /// here is not the latest one in the database.
@@ -289,7 +289,7 @@ impl AccessRequests {
         self.policy.with(longest).await
     }
 
-    /// Returns a request about which the delegate may decide, or might have decided if nobody had done so before.
+    /// Returns a request about which the delegate may decide. Also returns it if somebody has already decided about it.
     ///
     /// # Errors
     /// Fails if there is no such request, or the database cannot be read.
@@ -414,8 +414,9 @@ impl AccessRequests {
         }
     }
 
-    /// Withdraws a request or consent of the person who asked, or a consent about whose receiver the person may decide.
-    /// The grants that rested on it are revoked before this function returns.
+    /// Withdraws a request for access, or a consent, on behalf of the person of the session `who`. The person may
+    /// withdraw their own requests and consents, and also consents for receivers about which they may decide. The
+    /// grants that rested on the consent are revoked before this function returns.
     ///
     /// # Errors
     /// Fails if there is no such request, the request has already ended, or the database cannot be written.
@@ -432,7 +433,8 @@ impl AccessRequests {
         self.withdraw_entry(who, by, id, entry).await
     }
 
-    /// Withdraws a request or consent of the person who asked, as [`Self::withdraw`] does.
+    /// Withdraws a request or consent as [`Self::withdraw`] does, but only if it belongs to the person of the session
+    /// `who`.
     ///
     /// # Errors
     /// Fails for the same reasons as [`Self::withdraw`].
@@ -510,7 +512,7 @@ fn permitted<'p>(
     policy.permitted(decider, applicant, receiver, services, lifetime).map_err(|exceeds| {
         let why = match exceeds {
             Exceeds::NotCovered => why.to_owned(),
-            Exceeds::TooLong(most) => format!("the delegation allows {} at most", duration(most)),
+            Exceeds::TooLong(most) => format!("the delegation allows access for at most {}", duration(most)),
         };
         Problem::Access(StatusCode::FORBIDDEN, "exceeds_delegation", why)
     })

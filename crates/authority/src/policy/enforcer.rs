@@ -262,9 +262,9 @@ impl Enforcer {
     }
 
     /// Puts new master keys in use and makes verifiers fetch their keys. `anew` states that the new keys also replace
-    /// those of current and earlier epochs, so that all live grants end. In this case, the authority tells sessions
-    /// that their grants ended, so that agents request new grants. Admitted flows continue. Returns the number of
-    /// grants that ended.
+    /// the keys of the current and earlier epochs, so that all live grants end. In this case, the authority tells
+    /// sessions that their grants ended, so that agents request new grants. Admitted flows continue. Returns the number
+    /// of grants that ended.
     ///
     /// # Errors
     /// Fails if the database cannot be read.

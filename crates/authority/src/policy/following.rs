@@ -51,7 +51,7 @@ impl Enforcer {
         into_huge_pages();
         self.push.broadcast(&Event::Policy);
         self.segments.announce(&withdrawn);
-        tracing::info!("policy: version {version} of another member: {summary} in force");
+        tracing::info!("version {version} of the policy, which another member recorded, is in force: {summary}");
         Ok(())
     }
 

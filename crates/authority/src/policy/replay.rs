@@ -15,7 +15,7 @@ use wire::Destination;
 pub struct Replay {
     /// Number of grants that the draft decided again.
     pub grants: usize,
-    /// Number of refusals that the draft decided again.
+    /// Number of recorded refusals about which the draft policy decided.
     pub refusals: usize,
     /// Requests that were granted and that the draft would refuse.
     pub refused: Vec<Case>,

@@ -1,7 +1,7 @@
 //! The history of a verifier's reports: numbers of admitted and dropped packets. The history of the last hour has steps
-//! of ten seconds, and that of the last day has steps of a minute. Memory is bounded per verifier. All times are read
-//! from the authority's clock. The increase of a counter is assigned to the time at which the report with the new value
-//! arrived.
+//! of ten seconds, and the history of the last day has steps of a minute. Memory is bounded per verifier. All times are
+//! read from the authority's clock. The increase of a counter is assigned to the time at which the report with the new
+//! value arrived.
 
 use api::Report;
 use std::collections::VecDeque;

@@ -180,9 +180,10 @@ impl Push {
         }
     }
 
-    /// Tells all listeners that the policy changed, and each listener which of its grants were revoked. The policy
-    /// comes first: a verifier that reads its configuration at this event then sees both. A listener gets all its
-    /// events at once, because a second message would cost as much as the first.
+    /// Tells all listeners that the policy changed, and each listener which of its grants were revoked. The event about
+    /// the policy comes first. The configuration that a verifier reads because of this event contains both the new
+    /// policy's receivers and the revocations. A listener gets all its events at once, because a second message would
+    /// cost as much as the first.
     pub fn announce_policy(&self, revoked: impl IntoIterator<Item = (Listener, RevokedGrant)>) {
         let (policy, mut revoked) = (text(&Event::Policy), revocations(revoked));
         self.lock().retain(|listener, open_streams| {

@@ -11,7 +11,8 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 /// Maximum time to wait for verifiers. A verifier needs a tenth of a second, and up to two seconds if a packet is lost
 /// twice or the verifier's table of flows is long. If a verifier does not confirm within this time, later commands do
-/// not wait for it until it has confirmed. So a verifier that hangs delays one command, not all of them.
+/// not wait for it. Once it has confirmed, commands wait for it again. So a verifier that hangs delays one command, not
+/// all of them.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 /// Interval at which [`Push::heard`] checks whether streams have closed.
 const LOOK: Duration = Duration::from_millis(100);
@@ -33,8 +34,8 @@ pub struct Heard {
     pub unable: Vec<String>,
     /// The verifiers that are not connected. They get the announcements when they connect.
     pub absent: Vec<String>,
-    /// The members of the cluster that do not say which verifiers are connected to them, or what these have confirmed.
-    /// If there are such members, `absent` is empty.
+    /// The members of the cluster that do not say which verifiers are connected to them, or what these verifiers have
+    /// confirmed. If there are such members, `absent` is empty.
     pub unknown: Vec<String>,
 }
 

@@ -32,7 +32,7 @@ struct Waiting {
 }
 
 /// The key of an entry about an issued segment: session, source, network, sender, destination and rule, and whether the
-/// segment for the answers was issued, too.
+/// return segment was issued, too.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Given {
     token: TokenHash,
@@ -40,7 +40,7 @@ pub struct Given {
     vni: Vni,
     sender: IpAddr,
     to: Destination,
-    /// Whether the segment for the answers was issued, too.
+    /// Whether the return segment was issued, too.
     answers: bool,
     /// The address in memory of the rule's label, which identifies the rule. The entry's [`Details`] hold a reference
     /// to the label, so that the address stays valid.
@@ -64,7 +64,7 @@ pub struct Full;
 
 impl Given {
     /// Creates the key for a segment that was issued to this session. `source` is the address from which the request
-    /// came. `answers` says whether the segment for the answers was issued, too.
+    /// came. `answers` says whether the return segment was issued, too.
     pub fn new(
         token: TokenHash,
         source: IpAddr,

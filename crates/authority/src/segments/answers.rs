@@ -1,5 +1,5 @@
-//! Segments for answers that are issued together with the segments that they answer (wire.md §8.15). The endpoint that
-//! requests a segment passes the segment for the answers on to the answering endpoint.
+//! Return segments that are issued together with the segments that they answer (wire.md §8.15). The endpoint that
+//! requests a segment passes the return segment on to the answering endpoint.
 
 use super::book::Entry;
 use super::{Refusal, Requester, SegmentIssuer, along, may_ask, path};
@@ -25,7 +25,7 @@ const SEARCHES: u32 = 8;
 /// tunnel endpoint begins its next session that long before its present session ends.
 const SOON: u64 = 300;
 
-/// The sessions to which segments for answers are issued, by account.
+/// The sessions to which return segments are issued, by account.
 #[derive(Default)]
 pub(super) struct Answerers(Mutex<KnownSessions>);
 
@@ -64,10 +64,10 @@ impl Answerers {
 }
 
 impl SegmentIssuer {
-    /// Issues the segment for answers to `given`, which was just issued, and records it in the book. Returns it in the
-    /// form in which endpoints pass it on. Returns `None` if the answers can get no segment, or if this form is longer
-    /// than `room` bytes. Then the answering endpoint requests the segment itself. `number` is the number of the path
-    /// of `given`; the answers take the path with the same number.
+    /// Issues the return segment for `given`, which was just issued, and records it in the book. Returns it in the form
+    /// in which endpoints pass it on. Returns `None` if the answers can get no segment, or if this form is longer than
+    /// `room` bytes. Then the answering endpoint requests the segment itself. `number` is the number of the path of
+    /// `given`; the answers take the path with the same number.
     ///
     /// The segment belongs to a session that could request it, and ends with this session. It counts in the share of
     /// the account that requested `given`. Otherwise this account could use up the share of another account.

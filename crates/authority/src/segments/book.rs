@@ -110,7 +110,7 @@ pub struct Full;
 pub struct Withdrawn {
     /// All withdrawals, for the verifiers.
     pub statements: Vec<Withdrawal>,
-    /// For each session, the withdrawals that void segments of this session, or segments for answers to these.
+    /// For each session, the withdrawals that void segments of this session, or return segments for these.
     pub by_session: BTreeMap<TokenHash, Vec<Withdrawal>>,
 }
 

@@ -266,8 +266,7 @@ impl DatagramService {
     }
 }
 
-/// Returns the number of bytes that remain in an answer with this segment. The segment for the answers has to fit into
-/// them.
+/// Returns the number of bytes that remain in an answer with this segment. The return segment has to fit into them.
 fn room_beside(given: &Given) -> usize {
     GIVEN_MAX.saturating_sub(given.option().len() + 16 * given.hops.len())
 }

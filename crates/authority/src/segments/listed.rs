@@ -48,14 +48,13 @@ pub struct SegmentEntry {
     pub receiver: IpAddr,
     /// The IP protocol number, if the segment is for one service only; `None` if it is for all services.
     pub protocol: Option<u8>,
-    /// The port of that service, if the segment is for one service only. In a segment for answers, it is the sender's
-    /// port.
+    /// The port of that service, if the segment is for one service only. In a return segment, it is the sender's port.
     pub port: Option<u16>,
     /// Whether the segment is for a single flow.
     pub single: bool,
     /// Whether the receiver is allowed to request a segment for its answers.
     pub reply: bool,
-    /// Whether this is a segment for answers to another segment.
+    /// Whether this is a return segment for another segment.
     pub answers: bool,
     /// The person or service account that requested the segment.
     pub person: String,
@@ -106,7 +105,7 @@ impl SegmentIssuer {
         drop(book);
         let devices = self.sessions.get_all(entries.iter().map(|(token, _)| token));
         let segments = entries.into_iter().zip(devices).map(|((_, entry), session)| {
-            // If a segment for answers was passed on, its session belongs to the account that answers.
+            // If a return segment was passed on, its session belongs to the account that answers.
             let own = session.filter(|session| session.person == entry.person);
             let device = own.map(|session| session.device.clone());
             SegmentEntry { device, ..entry }

@@ -1,5 +1,5 @@
 //! Grants that another member of the cluster recorded. This member renews them, and announces them to the verifiers
-//! that listen at it.
+//! that are connected to it.
 
 use super::resumption::{RESUMED, Resumed, resumed};
 use super::revocation::HELD;

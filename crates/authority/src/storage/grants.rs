@@ -206,8 +206,8 @@ impl Database {
         rows.collect()
     }
 
-    /// Returns the grant that has this handle as its first or a later one, live or ended; `None` if no such grant is
-    /// recorded.
+    /// Returns the grant with this handle; `None` if there is no record of it. The handle may be the grant's first or a
+    /// later one, and the grant may have ended.
     ///
     /// # Errors
     /// Fails if the database cannot be read.

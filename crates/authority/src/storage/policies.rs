@@ -101,10 +101,10 @@ impl Refusal {
 
 impl Database {
     /// Records a policy, revokes the grants in `forbidden`, and calls `put` to write the policy's file, all in one
-    /// transaction: if one of these steps fails, nothing is recorded or revoked. This transaction revokes at most
-    /// 10 000 grants. Later transactions revoke the rest; if one of these fails, the policy stays recorded. `addresses`
-    /// returns the addresses of the receiver with a given name. Returns the version number. If the policy has the text
-    /// of the current version, the number does not change.
+    /// transaction: if one of these steps fails, nothing is recorded or revoked. This transaction revokes at most ten
+    /// thousand grants. Later transactions revoke the rest; if one of these fails, the policy stays recorded.
+    /// `addresses` returns the addresses of the receiver with a given name. Returns the version number. If the policy
+    /// has the text of the current version, the number does not change.
     ///
     /// # Errors
     /// Fails if a version other than `after` is in force, if `put` fails, or if the database cannot be written.
@@ -229,7 +229,8 @@ impl Database {
         self.refusals_where("time >= ?1 ORDER BY id", params![since.cast_signed()])
     }
 
-    /// Returns the latest refused requests of a person since `since`, newest first, at most `most`.
+    /// Returns the latest refused requests of a person since `since`, in Unix seconds: up to `most` requests, newest
+    /// first.
     ///
     /// # Errors
     /// Fails if the database cannot be read.

@@ -70,9 +70,10 @@ impl Database {
     }
 
     /// Examines a limited number of a person's unexpired grants after the position `from`, and revokes those that the
-    /// choices forbid. Returns the number of revoked grants, and the position at which the next call continues, or
-    /// `None` at the end. The number of expired grants is unlimited, so this method does not examine them. Instead, the
-    /// first call makes verifiers ask which flows of expired grants they have to cut.
+    /// choices forbid. Returns the number of revoked grants, and the position at which the next call continues. The
+    /// position is `None` if no grants are left to examine. The number of expired grants is unlimited, so this method
+    /// does not examine them. Instead, the first call makes verifiers ask which flows of expired grants they have to
+    /// cut.
     ///
     /// # Errors
     /// Fails if the database cannot be written.

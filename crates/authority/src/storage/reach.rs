@@ -17,7 +17,7 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// Returns the position before all grants that have possibly not expired on a verifier whose clock is slow.
+    /// Returns the position before all grants that a verifier with a slow clock possibly still treats as unexpired.
     pub fn from_unexpired(now: u64) -> Self {
         Self { expires: ended_by(now), handle: i64::MAX }
     }

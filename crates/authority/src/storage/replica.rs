@@ -352,8 +352,8 @@ impl Replica {
         Ok(())
     }
 
-    /// Runs a transaction that changes only tables that are not replicated. The transaction needs neither the turn to
-    /// write to the cluster's log nor etcd.
+    /// Runs a transaction that changes only tables that are not replicated. So the transaction works without etcd, and
+    /// does not wait for its turn to write to the cluster's log.
     pub fn write_local<T>(
         &self,
         connection: &mut Connection,
@@ -568,7 +568,7 @@ impl Database {
         Ok(find.query_row([], |row| row.get::<_, i64>(0)).optional()?.unwrap_or(0).cast_unsigned())
     }
 
-    /// Turns the database into that of an authority in no cluster. The state stays as this member has it.
+    /// Turns the database into the database of an authority in no cluster. The state stays as this member has it.
     ///
     /// # Errors
     /// Fails if the database cannot be written.

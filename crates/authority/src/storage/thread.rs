@@ -68,9 +68,9 @@ pub struct Basis {
 /// How many bases this process has ended so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Ended {
-    /// How many times it has ended the basis of all people.
+    /// How many times the process has ended the basis of all people.
     of_all: u64,
-    /// How many times it has ended the basis of the person, or of somebody else with the same counter.
+    /// How many times the process has ended the basis of the person, or of somebody else with the same counter.
     of_person: u64,
 }
 

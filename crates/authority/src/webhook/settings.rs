@@ -33,7 +33,7 @@ impl WebhookSettings {
     pub fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Vec<Self> {
         let tables = fields.tables(reader, "webhooks", "a webhook", KEYS);
         if let Some(further) = tables.get(MOST) {
-            reader.fault(further.span(), format!("at most {MOST} webhooks: let one program serve several teams"));
+            reader.fault(further.span(), format!("use at most {MOST} webhooks: let one program serve several teams"));
         }
         let mut webhooks = Vec::new();
         for table in tables.iter().take(MOST) {

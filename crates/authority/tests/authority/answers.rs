@@ -1,4 +1,4 @@
-//! Segments for answers that come with the segments that they answer (wire.md §8.15): only the endpoint that answers can
+//! Return segments that come with the segments that they answer (wire.md §8.15): only the endpoint that answers can
 //! tell that they are the authority's, and they end with a session that could have requested them.
 
 use crate::asking::wanted;
@@ -26,7 +26,7 @@ async fn ask(asker: &Asker) -> Issued {
     asker.segment_with_answers(&wanted("blue", 22)).await.unwrap()
 }
 
-/// Returns the segment for the answers as an endpoint reads it that has the keys of `verifier`.
+/// Returns the return segment as an endpoint reads it that has the keys of `verifier`.
 async fn read(verifier: &Authority, issued: &Issued) -> Option<Given> {
     let keys = verifier.keys(1).await.unwrap();
     let proofs = keys.proofs.expect("it is on a path");

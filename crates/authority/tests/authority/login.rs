@@ -248,7 +248,7 @@ async fn a_group_that_is_lost_revokes_what_rested_on_it() {
 
     scene.provider.gives(scene.key.token(&scene.provider.claims(None, &["staff"])));
     let told = admin::renew_sessions(&scene.stage.directory, None).await.unwrap();
-    assert!(told.starts_with("1 session checked: 0 with changed groups, 0 ended"), "{told}");
+    assert!(told.starts_with("1 login checked: 0 with changed groups, 0 ended"), "{told}");
     assert_eq!(scene.provider.says.lock().unwrap().asked[0]["grant_type"], "refresh_token");
 
     scene.provider.gives(scene.key.token(&scene.provider.claims(None, &["guests"])));
@@ -362,7 +362,7 @@ async fn nobody_asks_about_a_session_that_was_logged_out() {
     let (carol, _) = scene.session(&["staff"]).await;
     carol.logout().await.unwrap();
     let told = admin::renew_sessions(&scene.stage.directory, None).await.unwrap();
-    assert!(told.starts_with("0 sessions checked"), "{told}");
+    assert!(told.starts_with("0 logins checked"), "{told}");
 }
 
 #[tokio::test]

@@ -319,7 +319,7 @@ async fn the_way_back_is_written_down_and_ends_with_the_session_that_asked() {
     assert_eq!(withdrawn(&mut guard).await, [void(soon as u32)]);
 
     // A new session of bob gets a segment that expires as late as the presented one. When this session ends too, no
-    // segment for answers can be issued any more. Then alice's session is notified, and requests a new segment.
+    // return segment can be issued any more. Then alice's session is notified, and requests a new segment.
     let bob = stage.login("bob").await;
     assert_eq!(bob.answer_segment(&shown).await.unwrap().expires, there.expires);
     bob.logout().await.unwrap();

@@ -75,7 +75,7 @@ pub struct Ring<T> {
     producer: NonNull<AtomicU32>,
     consumer: NonNull<AtomicU32>,
     entries: NonNull<T>,
-    /// Number of entries, a power of two, minus one.
+    /// Number of entries minus one. The number of entries is a power of two.
     mask: u32,
     /// This process's position in the ring. It is a copy, which suffices because only this process changes the
     /// position.

@@ -152,8 +152,7 @@ impl Socket {
         self.fill.put(frames.take(room));
     }
 
-    /// Queues frames for sending until no room is left. Returns the number of queued frames, which are the first of
-    /// `frames`.
+    /// Queues frames for sending, in the order of `frames`, until no room is left. Returns the number of queued frames.
     pub fn send(&mut self, frames: &[libc::xdp_desc]) -> usize {
         let count = frames.len().min(self.sending.room() as usize);
         self.sending.put(frames[..count].iter().copied());

@@ -1,5 +1,5 @@
 //! Attachment of a verifier of proofs to interfaces. The program and its tables outlive the process that attached the
-//! program, like those for admission.
+//! program. The same is true of the programs for admission and their tables.
 
 use super::{OBJECT, Proofs};
 use crate::attachments::{Pins, Spot};

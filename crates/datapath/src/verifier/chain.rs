@@ -1,6 +1,6 @@
 //! Chains of verifiers: the verifiers of several authorities decide about a packet one after the other. Each verifier
-//! has programs and tables of its own. Only the first verifier is attached to interfaces. Each verifier hands the
-//! packets that it refuses over to the next verifier, by a tail call.
+//! has programs and tables of its own. Only the first verifier is attached to interfaces. By a tail call, each verifier
+//! hands over to the next verifier the packets that it refuses.
 
 use super::{Verifier, admission};
 use crate::hook::Hook;
@@ -8,8 +8,8 @@ use anyhow::{Context, Result};
 use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-/// Names of the tables with the next programs, one for each hook. They are pinned, because the kernel empties such a table
-/// when the last process that has opened it ends.
+/// Names of the tables with the next programs, one for each hook. They are pinned, because the kernel empties such a
+/// table when the last process that has opened it ends.
 pub(super) const NEXT: [&str; 2] = ["next_xdp", "next_tc"];
 
 /// A verifier's place in a chain of verifiers: its programs, and the tables with the programs of the next verifier.
@@ -41,7 +41,7 @@ impl Verifier {
 }
 
 impl Link {
-    /// Makes the programs hand the packets that they refuse over to the programs of `next`. With `None`, the programs
+    /// Makes the programs hand over to the programs of `next` the packets that they refuse. With `None`, the programs
     /// drop these packets.
     ///
     /// # Errors

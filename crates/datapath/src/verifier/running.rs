@@ -1,4 +1,4 @@
-//! Runs the verifier's programs on single packets, sets their clock, and opens the maps that benches add.
+//! Runs the verifier's programs on single packets, sets the programs' clock, and opens the maps that benches add.
 
 use super::Verifier;
 use crate::run::{self, Ran, Runner};
@@ -27,7 +27,8 @@ impl Verifier {
     ///
     /// # Errors
     ///
-    /// Fails if there is no such map, or if the size of its keys or values is not that of `K` or `V`.
+    /// Fails if there is no such map, or if its keys do not have the size of `K`, or its values do not have the size of
+    /// `V`.
     #[doc(hidden)]
     pub fn table<K, V>(&self, name: &str) -> Result<Table<K, V>>
     where

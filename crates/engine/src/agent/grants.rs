@@ -77,7 +77,7 @@ impl Grants {
         alive.find(|(_, handle)| self.all.get(handle).is_some_and(|held| held.is_good(unix)))
     }
 
-    /// Adds a grant without entries in the kernel. If the session then has too many grants, returns the grant that ends
+    /// Adds a grant that has no entries in the kernel yet. If the session then has too many grants, returns the grant that ends
     /// first. The caller has to remove this grant.
     #[must_use]
     pub fn insert(&mut self, held: HeldGrant) -> Option<Handle> {

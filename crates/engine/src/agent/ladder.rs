@@ -1,5 +1,5 @@
-//! The ladder of carriers: the ways (*rungs*) in which the first packet of a connection can travel. Some paths let only
-//! some of them through.
+//! The ladder of carriers: the ways (*rungs*) in which the first packet of a connection can travel. On some network
+//! paths, only some of these ways work.
 //!
 //! The agent watches the first packets of connections. If a first packet gets no answer, the agent sends it again by
 //! the next rung, with a new token, and uses the first answer that arrives. The agent remembers the result for each

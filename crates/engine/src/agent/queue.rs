@@ -78,8 +78,8 @@ impl Queue {
         self.places.contains_key(place)
     }
 
-    /// Returns the destinations of the waiting frames, without duplicates. A destination comes before another if its
-    /// oldest frame arrived earlier.
+    /// Returns the destinations of the waiting frames, without duplicates, in the order in which the oldest frame to
+    /// each destination arrived.
     pub fn places(&self) -> Vec<Destination> {
         let firsts = self.places.iter().filter_map(|(place, numbers)| Some((*numbers.first()?, *place)));
         let in_order: BTreeMap<u64, Destination> = firsts.collect();

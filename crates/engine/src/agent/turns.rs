@@ -20,8 +20,9 @@ impl<T> Turns<T> {
         Self { room, len: 0, queues: BTreeMap::new(), order: VecDeque::new(), lengths: BTreeSet::new() }
     }
 
-    /// Appends an item of `user`. If the queue is full, drops one item and returns it. This is the latest item of the
-    /// user with the most items. If no other user has more items than `user` would then have, it is the new item.
+    /// Appends an item of `user`. If the queue is full, drops one item and returns it. If another user has more items
+    /// than `user` would have with the new item, the dropped item is the latest item of the user with the most items.
+    /// Otherwise it is the new item.
     pub fn push(&mut self, user: u32, item: T) -> Option<T> {
         let mut dropped = None;
         if self.len >= self.room {

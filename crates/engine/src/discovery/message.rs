@@ -117,7 +117,7 @@ fn answer_to<R>(
 
 /// Returns the record that a name server's answer to another program's query contains. Returns `None` if the answer is
 /// truncated, states an error, or contains no valid record. Also returns `None` if the record belongs to a top-level
-/// domain, or neither to the queried name nor to a domain above this name.
+/// domain, or if it belongs neither to the queried name nor to a domain above this name.
 pub fn overhear(bytes: &[u8]) -> Option<Overheard> {
     let message = read(bytes)?;
     let query = &message.queries.first()?.name;

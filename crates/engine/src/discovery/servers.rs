@@ -18,7 +18,7 @@ pub struct Server {
     pub port: u16,
     /// Clients try the servers with the lowest number first.
     pub priority: u16,
-    /// The server's share of the clients, among servers of the same priority.
+    /// The relative number of clients that this server gets, among servers of the same priority.
     pub weight: u16,
 }
 

@@ -1,5 +1,5 @@
-//! Control packets (wire.md §8.15.2): messages of one tunnel endpoint to another, under a segment of a tenant's
-//! packets.
+//! Control packets (wire.md §8.15.2): messages of one tunnel endpoint to another, sent under a path segment for a
+//! tenant's packets.
 
 use super::{Action, ETHERNET_LEN, Endpoint, Wanted, payload, payload_of, read};
 use std::net::{IpAddr, Ipv6Addr};

@@ -1,5 +1,6 @@
-//! Segments for answers that arrive before the answers (wire.md §8.15). The endpoint that requested a segment passes on
-//! the segment for its answers, in a control packet under the segment that it requested.
+//! Return segments that other endpoints pass on before an answer needs them (wire.md §8.15). An endpoint that requested
+//! a path segment together with its return segment passes the return segment on to the receiving endpoint, in a control
+//! packet under the path segment.
 
 use super::control::send_control;
 use super::{Action, Endpoint, Wanted, entry_of, given, payload_of, send};
@@ -17,7 +18,7 @@ use wire::{Ends, Epoch, Inner, ProofKey, SegmentFlags};
 const MOST_OF_TENANT: usize = 1024;
 const MOST: usize = 16_384;
 
-/// A segment for answers that came in a control packet.
+/// A return segment that came in a control packet.
 pub(super) struct Back {
     pub(super) key: SegmentKey,
     pub(super) given: Given,
@@ -74,13 +75,14 @@ impl Endpoint {
         (self.passed_on.keys, self.passed_on.epoch_length) = (keys, epoch_length);
     }
 
-    /// Returns the number of segments for answers that other endpoints passed on and that the endpoint used.
+    /// Returns the number of return segments that other endpoints passed on and that the endpoint used.
     pub const fn passed_on(&self) -> u64 {
         self.passed_on.count
     }
 
-    /// Handles a message that passes on the segment for the answers to a control packet. `answer` is an example of
-    /// these answers, and `bytes` contains the segment.
+    /// Handles a message that passes on a return segment. The return segment answers the segment under which the
+    /// control packet with the message came. `answer` is an example of the packets under the return segment, and
+    /// `bytes` contains the return segment.
     pub(super) fn take(
         &mut self,
         interface: u32,
@@ -112,7 +114,7 @@ impl Endpoint {
         Some(actions)
     }
 
-    /// Reads a segment for answers from a control packet. Returns `None` unless the authority issued it for answers to
+    /// Reads a return segment from a control packet. Returns `None` unless the authority issued it for answers to
     /// exactly the packets for which it issued the segment of the control packet.
     pub(super) fn read_back(
         &self,
@@ -151,7 +153,7 @@ impl Endpoint {
     }
 }
 
-/// Sends the segment for answers to the receiving endpoint, in a control packet under the segment `given`.
+/// Sends the return segment to the receiving endpoint, in a control packet under the segment `given`.
 pub(super) fn pass_on(given: &Given, wanted: &Wanted, answers: &[u8]) -> Option<Action> {
     let Ends { sending, receiving, .. } = given.ends;
     let message = [&[MESSAGE_KIND, 0, 0, 0], answers].concat();

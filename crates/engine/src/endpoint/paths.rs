@@ -1,5 +1,5 @@
 //! Several paths to one endpoint (wire.md §8.16). This endpoint finds out by probes whether the path in use works. If
-//! it does not, the endpoint requests segments for another path. Later it tries again the paths that it has left.
+//! it does not, the endpoint requests segments for another path. Later it tries the abandoned paths again.
 
 use super::control::send_control;
 use super::passed_on::Back;
@@ -42,7 +42,7 @@ const MOST: usize = 4096;
 const CANDIDATES: usize = 16;
 /// Maximum number of probes on one path whose answers are awaited.
 const AWAITED: usize = 8;
-/// Maximum number of segments for answers that other endpoints can make this endpoint request within a second, for each
+/// Maximum number of return segments that other endpoints can make this endpoint request within a second, for each
 /// tenant.
 const REQUESTED_MAX: u32 = 16;
 /// Protocol of a control packet under a segment for all services, from the numbers for experiments (RFC 3692).
@@ -67,7 +67,7 @@ pub struct Way {
     left: Vec<SegmentKey>,
     /// Time when a segment to the endpoint was last in use.
     used: u32,
-    /// The segment of the last probe.
+    /// The segment under which the last probe was sent.
     under: Option<SegmentKey>,
     /// Whether the other endpoint has answered a probe under `under`.
     is_known: bool,
@@ -84,7 +84,7 @@ pub struct Way {
     trial: Option<Trial>,
     try_at: u32,
     try_after: u32,
-    /// Number of trials.
+    /// Number of trials of other paths, modulo 256.
     trials: u8,
 }
 
@@ -94,7 +94,7 @@ struct Trial {
     number: u8,
     key: SegmentKey,
     entry: SegmentEntry,
-    /// The segment for the answers, as it is passed on.
+    /// The return segment, in the form in which it is passed on.
     answers: Vec<u8>,
     awaited: Vec<u64>,
     sent: u8,
@@ -105,9 +105,10 @@ struct Trial {
 #[derive(Default)]
 pub(super) struct Paths {
     ways: BTreeMap<IpAddr, Way>,
-    /// For each segment for answers, the expiry of the segment whose answers it is for.
+    /// For each return segment, the expiry of the segment whose packets it answers.
     consented: HashMap<SegmentKey, u32>,
-    /// For each tenant's interface, a second, and the number of requests that other endpoints caused in this second.
+    /// For each tenant's interface, a time in Unix seconds, and the number of requests that other endpoints caused in
+    /// the second that begins then.
     caused: BTreeMap<u32, (u32, u32)>,
     changes: u64,
 }
@@ -121,20 +122,20 @@ impl Paths {
         }
     }
 
-    /// Records that a segment for answers to a received segment is used or requested. The received segment ends at
+    /// Records that a return segment for a received segment is used or requested. The received segment ends at
     /// `expires`.
     pub(super) fn answers(&mut self, key: SegmentKey, expires: u32) {
         self.consented.insert(key, expires);
     }
 
-    /// Records that a request for a segment for answers failed, so that it is repeated.
+    /// Records that a request for a return segment failed, so that it is repeated.
     pub(super) fn not_answered(&mut self, keys: &[SegmentKey]) {
         for key in keys {
             self.consented.entry(*key).and_modify(|expires| *expires = 0);
         }
     }
 
-    /// Reports whether the entry of a segment for answers is for a received segment other than `consent`.
+    /// Reports whether the entry of a return segment is for a received segment other than `consent`.
     pub(super) fn is_outdated(&self, key: &SegmentKey, entry: Option<&SegmentEntry>, consent: &Consent) -> bool {
         match (entry, self.consented.get(key)) {
             (None, _) => true,
@@ -324,10 +325,10 @@ impl Endpoint {
         self.paths.ways.retain(|_, way| !way.segments.is_empty() || is_remembered(way));
     }
 
-    /// Sends the probes that are due to the endpoints for which the authority knows several paths, and to which packets
-    /// were sent a short time ago. Changes the path if the one in use is dead, or if a path with a lower number works
-    /// again. `entry` looks up an entry of the table of segments, and `random` returns random numbers. The caller calls
-    /// this function at regular intervals.
+    /// Sends the probes that have become due. Probes go to the endpoints for which the authority knows several paths
+    /// and to which packets were sent a short time ago. Changes the path if the one in use is dead, or if a path with a
+    /// lower number works again. `entry` looks up an entry of the table of segments, and `random` returns random
+    /// numbers. The caller calls this function at regular intervals.
     pub fn probe(
         &mut self,
         entry: impl Fn(&SegmentKey) -> Option<SegmentEntry>,
@@ -453,8 +454,8 @@ impl Endpoint {
         Vec::new()
     }
 
-    /// Answers a probe. Also requests a segment for answers if the endpoint has none for the segment under which the
-    /// probe came. This happens if the other endpoint has changed the path, or gets no answers yet.
+    /// Answers a probe. Also requests a return segment if the endpoint has none for the segment under which the probe
+    /// came. This happens if the other endpoint has changed the path, or gets no answers yet.
     pub(super) fn answer_probe(
         &mut self,
         interface: u32,
@@ -485,7 +486,7 @@ impl Endpoint {
         Some(actions)
     }
 
-    /// Requests a segment for answers because of a probe.
+    /// Requests a return segment because of a probe.
     fn ask_back(
         &mut self,
         interface: u32,
@@ -559,8 +560,8 @@ fn example(key: &SegmentKey) -> Inner {
     })
 }
 
-/// Returns the action that sends a probe with this number under the segment of an entry. If `answers` contains a
-/// segment for answers, the answer to the probe travels under this segment.
+/// Returns the action that sends a probe with this number under the segment of an entry. If `answers` contains a return
+/// segment, the answer to the probe travels under this segment.
 pub(super) fn probe_under(key: &SegmentKey, entry: &SegmentEntry, number: u64, answers: &[u8]) -> Option<Action> {
     message_under(key, entry, PROBE, &[&number.to_be_bytes(), answers].concat())
 }

@@ -28,8 +28,8 @@ impl Endpoint {
         if entry.state() != segment_state::GIVEN {
             return false;
         }
-        // Without a segment that ends later, the receiver gets no segment for answers. The next packet requests such a
-        // segment.
+        // Without a segment that ends later, the receiver gets no return segment. The next packet requests a segment
+        // that ends later.
         let has_no_answer = || {
             let read = Encapsulation::decode(entry.geneve());
             read.is_ok_and(|(header, _)| header.segment.flags.has(SegmentFlags::REPLY))

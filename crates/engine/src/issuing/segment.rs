@@ -1,5 +1,5 @@
-//! Issues path segments on a rule's terms, with a proof for each verifier on the path (wire.md §8), and segments for
-//! answers to received segments. Keys and time are arguments.
+//! Issues path segments on a rule's terms, with a proof for each verifier on the path (wire.md §8), and return segments
+//! for received segments. Keys and time are arguments.
 
 mod route;
 
@@ -162,14 +162,15 @@ impl Give<'_> {
 }
 
 impl Given {
-    /// Issues a segment for answers to packets that arrived with the segment `self`, which their receiver has presented
-    /// to the authority (wire.md §8.11). `first` is the key of the first verifier of `self`, for the epoch of `self`.
-    /// `back` is the place of the sender of `self`. `until` is the latest time at which the new segment is allowed to
-    /// end. The new segment's path is not fixed. The caller has to check whether a withdrawal voids `self`.
+    /// Issues the return segment for the segment `self`. Either the receiver of packets with `self` has presented
+    /// `self` to the authority (wire.md §8.11), or the authority has just issued `self` (§8.15). `first` is the key of
+    /// the first verifier of `self`, for the epoch of `self`. `back` is the place of the sender of `self`. `until` is
+    /// the latest time at which the new segment is allowed to end. The new segment's path is not fixed. The caller has
+    /// to check whether a withdrawal voids `self`.
     ///
     /// # Errors
     ///
-    /// Returns the reason why the segment for answers can't be issued.
+    /// Returns the reason why the return segment can't be issued.
     pub fn answer(&self, giver: &Giver<'_>, first: &ProofKey, back: Place, until: u64) -> Result<Self, GiveError> {
         let shown = Segment { pointer: 0, ..self.segment };
         let proof = self.proofs.first().map(|bytes| Proof(*bytes));

@@ -1,5 +1,5 @@
-//! A segment for answers that comes with the segment for the way there (wire.md §8.15). The endpoint that gets both
-//! passes the segment for answers on to the endpoint that sends the answers.
+//! A return segment that the authority issues together with the path segment whose packets it answers (wire.md §8.15).
+//! The endpoint that gets both segments passes the return segment on to the endpoint that sends the answers.
 
 use super::Given;
 use std::net::Ipv6Addr;
@@ -11,8 +11,8 @@ use wire::{Ends, ProofKey, Segment, Vni};
 pub struct Issued {
     /// The segment.
     pub given: Given,
-    /// The segment for the answers, in the form in which the receiving endpoint gets it; empty if there is none. The
-    /// holder of `given` can't check it, and only passes it on.
+    /// The return segment, in the form in which the receiving endpoint gets it; empty if there is none. The holder of
+    /// `given` can't check it, and only passes it on.
     pub answers: Vec<u8>,
     /// Number of other paths that the segment could take.
     pub others: u8,
@@ -25,8 +25,8 @@ impl From<Given> for Issued {
 }
 
 impl Given {
-    /// Encodes this segment for answers in the form in which it is passed on (wire.md §8.15.1). `key` is the key of the
-    /// last verifier on the path of the segment that is answered, for the epoch that this segment states. Returns
+    /// Encodes this return segment in the form in which it is passed on (wire.md §8.15.1). `key` is the key of the last
+    /// verifier on the path of the segment that is answered, for the epoch that the return segment states. Returns
     /// `None` if the cryptographic library fails.
     pub fn passed_on(&self, key: &ProofKey) -> Option<Vec<u8>> {
         let (option, hops) = (self.option(), octets(&self.hops));
@@ -34,9 +34,9 @@ impl Given {
         Some([&tag[..], &option, hops.as_flattened()].concat())
     }
 
-    /// Parses a segment for answers that was passed on. `key` returns this endpoint's key for the authority and the
-    /// epoch that the segment states. Returns `None` unless the authority issued this segment, for these addresses, to
-    /// the owner of the key.
+    /// Parses a return segment that was passed on. `key` returns this endpoint's key for the authority and the epoch
+    /// that the segment states. Returns `None` unless the authority issued this segment, for these addresses, to the
+    /// owner of the key.
     pub fn from_passed_on(
         bytes: &[u8],
         vni: Vni,

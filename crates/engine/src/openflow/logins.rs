@@ -2,9 +2,10 @@
 //! controller puts the support option on their connections to the authority, takes client keys out of the authority's
 //! answers, and keeps one key for each device.
 //!
-//! A key transfer does not prove its origin. The controller accepts it only if its sender knows the connection. Both
-//! sequence numbers have to be near those of the handshake. The packet also has to come through the switch's port
-//! through which the authority's answer to the SYN came. INVARIANT: packets from other hosts create no entry.
+//! A key transfer does not prove its origin. The controller accepts a transfer only if the transfer's sender knows the
+//! connection: both sequence numbers of the packet have to be near those of the handshake. The packet also has to come
+//! through the switch's port through which the authority's answer to the SYN came. INVARIANT: packets from other hosts
+//! create no entry.
 
 #[cfg(test)]
 mod tests;
@@ -152,8 +153,8 @@ pub struct Logins {
 }
 
 impl Logins {
-    /// Replaces the addresses of the authorities. If a realm has no addresses now, it keeps those that it had. The
-    /// realms, their order and their networks must not change while the agent runs.
+    /// Replaces the addresses of the authorities. A realm without addresses in `realms` keeps the addresses that it
+    /// had. The realms, their order and their networks must not change while the agent runs.
     pub fn set_realms(&mut self, mut realms: Vec<Realm>) {
         // If a name can't be resolved now, the address that it had is better than none.
         for (new, old) in realms.iter_mut().zip(&self.realms).filter(|(new, _)| new.ends.is_empty()) {

@@ -68,7 +68,7 @@ pub enum Message {
         cookie: u64,
         /// The port at which the packet arrived.
         in_port: u32,
-        /// Length of the whole packet.
+        /// Length of the whole packet, in bytes.
         total_len: u16,
         /// The part of the packet that was sent up.
         frame: Vec<u8>,

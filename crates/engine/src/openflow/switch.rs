@@ -33,7 +33,7 @@ pub enum Event {
     },
     /// The switch sent up a copy of a name server's answer.
     Answer(Vec<u8>),
-    /// The switch refused a message, for a reason that differs from that of its last refusal. The caller should log the
+    /// The switch refused a message, and the reason is not the same as for its last refusal. The caller should log the
     /// refusal.
     Refused {
         /// The error's type.

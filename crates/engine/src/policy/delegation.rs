@@ -16,7 +16,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 use wire::Destination;
 
-/// Maximum number of delegations in a policy, because a decision looks for each consent's delegation among all of them.
+/// Maximum number of delegations in a policy. The number is limited because a decision looks for each consent's
+/// delegation among all of them.
 pub const MOST_DELEGATIONS: usize = 256;
 /// Maximum number of services that a request for access names.
 pub const MOST_SERVICES: usize = 16;
@@ -185,8 +186,9 @@ impl Delegation {
         within && receiver.spans.contains(&spans)
     }
 
-    /// Returns the services of a receiver that consents may cover. A service counts if the receiver and the delegation
-    /// both have it, or if a service of one contains that of the other.
+    /// Returns the services of a receiver that consents may cover: the delegation's services that lie within the
+    /// receiver's services, and the receiver's services that lie within the delegation's services. If the delegation
+    /// names no services, returns all services of the receiver.
     pub fn services_of(&self, receiver: &Receiver) -> Vec<Service> {
         let Some(own) = &self.services else { return receiver.services.clone() };
         let spans = |service: &Service| Spans::new(std::slice::from_ref(service));

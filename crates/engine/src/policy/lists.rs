@@ -1,6 +1,6 @@
 //! Lists: entries about who may reach which addresses, too many for a policy file. The entries come from the caller.
-//! The policy states for each list within which limits its entries count: the receivers, the people, the services, and
-//! the terms of the grants.
+//! For each list, the policy names the receivers, people and services about which its entries count, and the terms of
+//! the grants.
 //!
 //! A list counts only where no rule matches. So an entry never overrides a rule that denies, and never changes the
 //! terms of a rule that allows. Among the entries of a list that match, the one with the highest priority decides.
@@ -19,9 +19,11 @@ use std::fmt;
 use std::num::NonZeroU16;
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Maximum number of lists in a policy, because a decision looks into each list that concerns the destination.
+/// Maximum number of lists in a policy. The number is limited because a decision looks into each list that concerns the
+/// destination.
 pub const MOST_LISTS: usize = 64;
-/// Maximum number of different groups in the entries of all lists, because a decision looks for the person in each.
+/// Maximum number of different groups in the entries of all lists. The number is limited because a decision looks for
+/// the person in each group.
 pub const MOST_GROUPS: usize = 256;
 
 /// Maximum number of different times at which the entries of one list end.

@@ -53,8 +53,8 @@ pub struct Entry {
     pub window: Option<NonZeroU16>,
 }
 
-/// A protected prefix and range of services. Receivers with the same prefix and the same services differ in their
-/// number.
+/// A protected prefix and range of services. Several receivers may have the same prefix and services; `number` tells
+/// them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Receiver {
     /// Protected addresses, host bits cleared.
@@ -444,9 +444,9 @@ impl<'b> Evaluation<'b> {
         };
     }
 
-    /// Returns the indices of the windows that the decision depends on: the window of the deciding entry, and those of
-    /// entries that would decide if their window were open. A grant has to end when the first of these windows opens or
-    /// closes.
+    /// Returns the indices of the windows that the decision depends on: the window of the deciding entry, and the
+    /// window of each entry that would decide if its window were open. A grant has to end when the first of these
+    /// windows opens or closes.
     pub fn windows(&self) -> &[NonZeroU16] {
         &self.windows
     }

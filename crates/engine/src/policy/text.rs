@@ -507,7 +507,7 @@ fn receivers(
     }
     if found.len() > *room {
         let way_out = "define receivers with several addresses each, and name these receivers";
-        let why = format!("more than {MOST_BY_BEGINNING} receivers are named by names that end in `*`");
+        let why = format!("names that end in `*` stand for more than {MOST_BY_BEGINNING} receivers");
         reader.fault(word.span(), format!("{why}: {way_out}"));
         found.clear();
     }

@@ -10,8 +10,9 @@ use wire::packet::{Packet, tcp_flags};
 /// away changes nothing.
 const NEAR: u32 = 1 << 18;
 
-/// Records a client's SYN. The payload of a SYN does not count yet. If the server accepts the payload, the client's
-/// next segment begins after it; otherwise, the client sends the payload again.
+/// Records a client's SYN. The next sequence number that the verifier expects is the one after the SYN itself, because
+/// the server may ignore the SYN's payload. If the server accepts the payload, the client's next segment begins after
+/// the payload. Otherwise, the client sends the payload again.
 pub fn begin(flow: &mut Flow, packet: &Packet) {
     flow.stage = stage::OPENING;
     flow.proved = 0;

@@ -58,9 +58,9 @@ pub fn is_proved(config: &VerifierConfig, key: &FlowKey, flow: &Flow, now: u32) 
     key.protocol != UDP || !flow.by_grant() || now.wrapping_sub(flow.proved) as i32 <= config.udp_renewal as i32
 }
 
-/// Reports whether an application of the server can be using the flow now, so that the flow's owner is behind the
-/// application's connection. Returns false for a connection that its client has not opened yet or has reset, and for a
-/// flow that is being removed or moved to another grant.
+/// Reports whether an application of the server can be using the flow now. If so, the application's connection belongs
+/// to the flow's owner. Returns false for a connection that its client has not opened yet or has reset, and for a flow
+/// that is being removed or moved to another grant.
 pub fn is_in_use(config: &VerifierConfig, key: &FlowKey, flow: &Flow, now: u32) -> bool {
     matches!(flow.stage, stage::OPEN | stage::CLOSING)
         && is_live(config, key, flow, now)

@@ -1,5 +1,5 @@
-//! The decision of a verifier of proofs about a packet (wire.md §8.8), as a function of the packet, the verifier's
-//! keys, withdrawn consent and the time.
+//! The decision that a verifier of proofs makes about a packet (wire.md §8.8). The decision is a function of the
+//! packet, the verifier's keys, withdrawn consent and the time.
 //!
 //! The table of test cases `crates/wire/tests/data/proofs.json` was made independently of this code. Tests run these
 //! cases through this code and through every other verifier of proofs.

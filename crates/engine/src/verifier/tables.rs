@@ -13,8 +13,8 @@ pub enum Once {
     Token([u8; TOKEN_LEN]),
     /// The pair's handle and the second nonce, for a token of a pair.
     Nonce2(Handle, u16),
-    /// The token has no such part. This applies to a token of a pair that was not announced to the verifier: the token
-    /// may be used again.
+    /// No part of the token is valid only once: the token may be used again. This applies to a token of a pair that was
+    /// not announced to the verifier.
     Nothing,
 }
 

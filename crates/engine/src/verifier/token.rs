@@ -52,14 +52,17 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         self.note("epoch", key.is_some(), || match current.from_wire(header.epoch) {
             Some(epoch) if key.is_some() => format!("epoch {}; the current one is {}", epoch.0, current.0),
             Some(epoch) => format!("this verifier has no key of epoch {}", epoch.0),
-            None => format!("the low bits of its epoch are {}, which match no epoch near {}", header.epoch, current.0),
+            None => format!(
+                "the low bits of the token's epoch are {}, which match no epoch near {}",
+                header.epoch, current.0
+            ),
         });
         let key = key.ok_or(DropReason::UnknownEpoch)?;
         self.expiry("grant", header.expires)?;
         let most = self.tables.config().max_lifetime;
         let left = header.expires - now;
         self.require("lifetime", left <= most, DropReason::LifetimeTooLong, || {
-            format!("{left} s; the maximum is {most} s")
+            format!("the grant ends in {left} s; the maximum is {most} s")
         })?;
         let time = token.time;
         self.require("clock", time.abs_diff(now) <= CLOCK_SKEW_MAX, DropReason::ClockSkew, || {
@@ -69,7 +72,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
                  {CLOCK_SKEW_MAX} s"
             )
         })?;
-        self.remembered(time, DropReason::ClockSkew, "used")?;
+        self.remembered(time, DropReason::ClockSkew, "the token was used")?;
         let (Some(source), Some(address)) = (packet.source, packet.destination) else {
             return Err(DropReason::Malformed);
         };
@@ -102,7 +105,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             return self.unannounced(token);
         }
         self.note("pair", pair.is_some(), || {
-            format!("{handle}, which the authority has {}announced", if pair.is_some() { "" } else { "not " })
+            format!("{handle}, which the authority has {}", if pair.is_some() { "announced" } else { "not announced" })
         });
         let pair = pair.ok_or(DropReason::UnknownEpoch)?;
         let secret = self.tables.key(pair.epoch).and_then(|key| ServerSecret::of(&key));
@@ -142,7 +145,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             None => "wrong: forged, changed, or of an epoch that is over".into(),
         })?;
         let expires = (epoch.unwrap_or_default().wrapping_add(2)).wrapping_mul(length.into()) as u32;
-        self.remembered(expires, DropReason::Expired, "revoked")?;
+        self.remembered(expires, DropReason::Expired, "the pair was revoked")?;
         let (handle, once) = (token.pair.handle(), Once::Nothing);
         let claim = Claim { handle, holder: Holder::default(), expires, single: false, once };
         self.unrevoked(&claim)?;
@@ -154,7 +157,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         self.require("expiry", expires > now, DropReason::Expired, || {
             format!("seconds until the {what} expires: {}", i64::from(expires) - i64::from(now))
         })?;
-        self.remembered(expires, DropReason::Expired, "revoked")
+        self.remembered(expires, DropReason::Expired, "the grant or pair was revoked")
     }
 
     /// Drops the packet if the verifier may have forgotten tokens and grants of this time (wire.md §6.4.6).
@@ -163,9 +166,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             return Ok(());
         }
         self.require("memory", false, reason, || {
-            format!(
-                "this verifier's clock was set back, so the verifier no longer knows whether this was {what} before"
-            )
+            format!("this verifier's clock was set back, so the verifier no longer knows whether {what} before")
         })
     }
 
@@ -173,7 +174,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         let Claim { handle, holder, .. } = *claim;
         let revoked = self.tables.is_revoked(handle);
         self.require("revoked", !revoked, DropReason::Revoked, || {
-            format!("{handle} is {}revoked", if revoked { "" } else { "not " })
+            format!("{handle} is {}", if revoked { "revoked" } else { "not revoked" })
         })?;
         if holder.0 == 0 {
             return Ok(());
@@ -181,7 +182,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         let ended = self.tables.is_ended(holder);
         self.require("session", !ended, DropReason::Revoked, || {
             let (account, session) = (holder.account(), holder.session());
-            format!("session {session} of account {account} has {}ended", if ended { "" } else { "not " })
+            format!("session {session} of account {account} has {}", if ended { "ended" } else { "not ended" })
         })
     }
 

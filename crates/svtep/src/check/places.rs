@@ -48,7 +48,10 @@ pub fn compare(
     let more = missing.len().saturating_sub(MOST_MISSING);
     found.extend(missing.into_iter().take(MOST_MISSING));
     if more > 0 {
-        found.push(Found::new(format!("{more} more places"), Err(anyhow!("there is no tenant for them, either"))));
+        found.push(Found::new(
+            format!("{more} more places"),
+            Err(anyhow!("there is no tenant for these places, either")),
+        ));
     }
     found
 }

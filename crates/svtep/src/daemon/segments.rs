@@ -153,7 +153,7 @@ impl Daemon {
         let consents = &kernel.program().consents;
         for (key, _) in consents.entries().into_iter().filter(|(key, consent)| endpoint.voids_consent(key, consent)) {
             if let Err(error) = consents.remove(&key) {
-                tracing::error!("cannot remove a consent to answers that is no longer valid: {error:#}");
+                tracing::error!("cannot remove a consent to answers, although it is no longer valid: {error:#}");
             }
         }
     }
@@ -173,7 +173,7 @@ impl Daemon {
         self.forget(segments.map(|(key, _)| key));
         for (key, _) in consents.entries().into_iter().filter(|(key, consent)| is_others(key, consent.geneve())) {
             if let Err(error) = consents.remove(&key) {
-                tracing::error!("cannot remove a consent to answers that is no longer valid: {error:#}");
+                tracing::error!("cannot remove a consent to answers, although it is no longer valid: {error:#}");
             }
         }
     }

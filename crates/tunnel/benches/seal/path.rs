@@ -22,8 +22,8 @@ const NATIVE: u16 = 5202;
 pub struct Measured {
     /// Throughput in Mbit/s.
     pub rate: f64,
-    /// Processor time for 10^9 bytes, in seconds: that of all processes of the path, and that of the kernel's threads
-    /// for packets.
+    /// Processor time for 10^9 bytes, in seconds: the sum over all processes of the path and over the kernel's threads
+    /// that handle packets.
     pub cpu: f64,
 }
 

@@ -60,7 +60,7 @@ pub struct Subject {
 /// Facts about a person to assume, in addition to facts that the authority knows
 #[derive(Args, Debug)]
 pub struct Besides {
-    /// Assume the tags of this device of the person
+    /// Assume that the person uses this device, so that the device's tags apply
     #[arg(long, value_name = "NAME", requires = "person", conflicts_with_all = ["from", "frame", "packet"])]
     device: Option<String>,
     /// Assume that the person is in this group, too; may be repeated

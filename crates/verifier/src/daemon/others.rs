@@ -43,7 +43,7 @@ pub struct Organisation {
     pub enrolment: Enrolment,
     /// The networks for which the authority may speak.
     pub networks: Vec<IpNet>,
-    /// The services in these networks for which it may speak; empty for all.
+    /// The services in `networks` for which the authority may speak; empty for all services.
     pub services: Vec<Service>,
 }
 
@@ -98,7 +98,7 @@ pub(super) async fn end(stop: &watch::Sender<bool>, others: Vec<JoinHandle<()>>)
 pub(super) struct Common {
     pub settings: Settings,
     pub chain: Arc<Chain>,
-    /// The directory of the verifier's pins, which contains those of the organisations.
+    /// The directory of the verifier's pins. It also contains the pins of the further organisations.
     pub pins: Pins,
     pub drops: Arc<Mutex<Ring>>,
 }
@@ -109,7 +109,7 @@ pub(super) struct Other {
     directory: Directory,
     verifier: String,
     authority: client::Authority,
-    /// No peers: only a gateway has some, and a gateway has one organisation.
+    /// Always without peers, because only gateways have peers, and a gateway has only one organisation.
     peers: Arc<Peers>,
     common: Common,
     /// The state from the last run, or the authority's first answer.
@@ -123,7 +123,7 @@ struct Loaded {
     seed: u64,
     unknown: mpsc::Sender<u64>,
     unknown_grants: mpsc::Receiver<u64>,
-    /// Whether the programs wait for the authority's answer, without keys.
+    /// Whether the programs get no keys until the authority has answered the first request, or this request has failed.
     withheld: bool,
     /// Description of the problem if the state could not be put in force completely.
     trouble: Option<String>,

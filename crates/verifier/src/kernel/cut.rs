@@ -103,7 +103,10 @@ impl Kernel {
         match self.verifier.readmit(&grants, &sessions) {
             Ok(accounts) => {
                 for account in accounts {
-                    tracing::info!(account, "there is room again: the account is no longer shut out");
+                    tracing::info!(
+                        account,
+                        "there is room for the account's revocations again, so the account is no longer shut out"
+                    );
                 }
             }
             Err(error) => tracing::error!("cannot readmit accounts that are shut out: {error:#}"),

@@ -1,4 +1,5 @@
-//! The table of protected services of the first organisation's programs: its own services, and those of the others.
+//! The table of protected services for the first organisation's programs. It has the services of the first organisation
+//! and of all other organisations.
 
 use engine::model::Service;
 use engine::model::protected::{Protected, services_of};

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Visits the prefixes of these receivers, wider prefixes first, with the separate port ranges of each. The ranges of a
 /// prefix include those of the wider prefixes around it. If a prefix has more ranges than `room` permits, calls
-/// `crowded` with the prefix, the ranges and the room. The result replaces the ranges.
+/// `crowded` with the prefix, the ranges and the room. The result of `crowded` replaces the ranges.
 ///
 /// # Errors
 ///

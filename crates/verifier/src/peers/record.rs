@@ -8,12 +8,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Largest number of records in a frame.
 pub const RECORDS_MAX: usize = 256;
-/// Version of this protocol. Version 2 has no byte for tunnels, so a gateway with version 2 would mistake a flow inside
-/// a tunnel for a flow outside. Version 3 does not name the client to which the inside address of a flow in a tunnel
-/// belongs.
+/// Version of this protocol: 4. Earlier versions lack fields. Version 2 has no byte for tunnels, so a gateway with
+/// version 2 would mistake a flow inside a tunnel for a flow outside. Version 3 does not name the client to which the
+/// inside address of a flow in a tunnel belongs.
 pub const VERSION: [u8; 8] = *b"VSFPEER4";
 
-/// The first message of each side.
+/// The first message that each gateway sends on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Hello {
@@ -59,7 +59,7 @@ pub struct Record {
     family: u8,
     origin: u8,
     stage: u8,
-    /// 1 if the receiver has to create the flow if its table does not contain the flow, otherwise 0.
+    /// 1 if a receiver whose table does not contain the flow has to create the flow, otherwise 0.
     begins: u8,
     /// 1 if the flow is inside a sealed tunnel, otherwise 0.
     tunnel: u8,
@@ -73,8 +73,8 @@ pub struct Record {
     answer: U32,
     /// Seconds since the flow's last token arrived; all bits set if no token is on record.
     proved: U32,
-    /// Account and session of the client in the tunnel; 0 if the flow is outside, or if the sender does not know the
-    /// client.
+    /// Account and session of the client in the tunnel; 0 if the flow is outside of tunnels, or if the sender does not
+    /// know the client.
     lessee: U32,
     /// For a flow outside of tunnels: the client's inside address, or zeros if the client has none. For a flow in a
     /// tunnel: the client's own address in the tunnel.
@@ -104,7 +104,7 @@ pub struct AdvertisedFlow {
     pub expires: u32,
     /// Whether the receiving gateway has to create the flow if its table does not contain the flow.
     pub begins: bool,
-    /// The inside address of the flow's client, if it has one outside of tunnels.
+    /// For a flow outside of tunnels: the inside address of the flow's client, if the client has one.
     pub inside: Option<Inside>,
     /// If the flow is in a tunnel: the client to which the flow's client address is assigned.
     pub lessee: Option<Lessee>,

@@ -1,5 +1,5 @@
 //! The PROXY protocol, version 2 (HAProxy's proxy-protocol.txt, §2.2). Its header tells a server the client's address.
-//! TLVs of types that are free for applications contain the person.
+//! TLVs whose types the protocol leaves to applications contain the person.
 
 use crate::identity::Identity;
 use std::net::SocketAddr;

@@ -9,7 +9,7 @@ use wire::map::{Flow, FlowKey};
 
 /// An organisation with a name, and its state once its kernel programs are loaded.
 pub struct Member {
-    /// Number of the organisation in the verifier's chain.
+    /// Position of the organisation in the verifier's chain of organisations. The default organisation has position 0.
     pub number: usize,
     /// Name of the organisation.
     pub name: String,
@@ -44,7 +44,7 @@ impl Member {
 }
 
 impl Shared {
-    /// Sets the verifier's other organisations. Only the state of the default organisation has some.
+    /// Sets the verifier's other organisations. The daemon sets them only in the state of the default organisation.
     pub fn set_roster(&self, members: Vec<Arc<Member>>) {
         let _ = self.roster.set(members);
     }

@@ -91,7 +91,7 @@ pub struct Ladder {
     /// the packet carries the token by the carrier `fast_open`. 2: by the carrier `tcp_in_udp`. 3: the packet travels
     /// in the tunnel.
     pub rung: u32,
-    /// One in this many connections begins with rung 0 instead; 0 if no connection does.
+    /// If not 0: one in this many connections begins with rung 0 instead of `rung`. If 0, no connection does.
     pub every: u32,
     /// Number of connections that the program has counted, in order to apply `every`. It counts them only while neither
     /// `rung` nor `every` is 0.
@@ -166,7 +166,7 @@ pub struct Owner {
 pub mod owner {
     /// A user id.
     pub const USER: u32 = 1;
-    /// A cgroup id: that of the socket's cgroup or of a cgroup above it.
+    /// The id of the socket's cgroup, or of a cgroup above it.
     pub const CGROUP: u32 = 2;
     /// Packets without a local socket.
     pub const FORWARDED: u32 = 3;

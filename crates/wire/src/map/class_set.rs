@@ -56,8 +56,8 @@ impl ClassSet {
 
     /// Returns the prefix length of the special range that contains `address`: 127.0.0.0/8, 169.254.0.0/16, 224.0.0.0/3
     /// or fe00::/7. Returns `None` if `address` is in none of these ranges. Hosts protect large networks in these
-    /// ranges, such as those of loopback and multicast. All addresses in these ranges belong to a few classes, so that
-    /// protecting such a network does not affect the other classes.
+    /// ranges, such as the loopback and multicast networks. All addresses in these ranges belong to a few classes, so
+    /// that protecting such a network does not affect the other classes.
     pub fn one_class(address: IpAddr) -> Option<u8> {
         match address {
             IpAddr::V4(a) => match a.octets() {

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// Values of [`VerifierConfig::chain`]: the place of the program in a chain. A verifier with several authorities runs a
 /// chain of programs, one for each authority.
 pub mod chain {
-    /// The program is the first one of its chain. Its protected services include those of the other authorities.
+    /// The program is the first one of its chain. Its protected services include the services of the other authorities.
     pub const FIRST: u8 = 1;
     /// The program gets the packets that earlier programs of the chain have refused.
     pub const LATER: u8 = 2;
@@ -38,8 +38,8 @@ pub struct VerifierConfig {
     /// Maximum number of drop samples per second on one core.
     pub samples_per_second: u32,
     /// 1 if the program only observes: it counts and reports the packets that it refuses, but lets them pass, except
-    /// packets in sealed tunnels, SYNs with a stream's block, and the datagrams of `tcp_in_udp` (wire.md §4.6.3,
-    /// §4.8.3, §4.8.4). Otherwise 0.
+    /// packets in sealed tunnels, SYNs with a stream's block, and the datagrams of `tcp_in_udp` (wire.md §4.6.3).
+    /// Otherwise 0.
     pub observe: u32,
     /// The accepted carriers: the sum of the numbers of [`Carrier`].
     pub carriers: u16,

@@ -21,7 +21,7 @@ pub struct DropSample {
     pub observed: u8,
 }
 
-/// Indices of the verifier's counters other than those of drop reasons. The index of a drop reason's counter is the
+/// Indices of the verifier's counters, except the counters of drop reasons. The index of a drop reason's counter is the
 /// number of the drop reason.
 pub mod counter {
     /// Number of packets to destinations that are not protected.

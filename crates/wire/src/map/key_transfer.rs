@@ -1,5 +1,5 @@
-//! Layouts of the maps for transferring keys in band: those of the agent (`bpf/include/key_transfer.h`) and those of
-//! the authority (`bpf/key_transfer.bpf.c`).
+//! Layouts of the maps for transferring keys in band: the agent's maps (`bpf/include/key_transfer.h`) and the
+//! authority's maps (`bpf/key_transfer.bpf.c`).
 
 use crate::ls::{ClientKey, HASH_LEN, KEY_TRANSFER_LEN, KeyTransfer};
 use core::net::SocketAddrV4;

@@ -46,8 +46,8 @@ pub mod taken {
     pub const KNOWN: u32 = 2;
     /// Refused: the flow's grant is revoked, or the grant's session has ended.
     pub const REVOKED: u32 = 3;
-    /// Refused: the flow that the table has between the same ends stays. Either that flow is at least as new, or it is
-    /// open with another owner, or the reported flow consists only of the inside's answers.
+    /// Refused: the table keeps the flow that it has between the same ends. Either that flow is at least as new, or
+    /// that flow is open with another owner, or the reported flow consists only of answers from the inside.
     pub const OLDER: u32 = 4;
     /// Refused: the table does not have the flow (any more), and [`super::ReceivedFlow::begins`] is 0.
     pub const GONE: u32 = 5;

@@ -12,8 +12,8 @@ pub const SERVICES_MAX: usize = 32;
 pub struct Service {
     /// The protocol; 0 matches every protocol.
     pub protocol: u8,
-    /// 1 if the verifier has several authorities, and the service belongs to an authority other than the one of these
-    /// tables; otherwise 0.
+    /// 1 if the service belongs to another authority of this verifier, and not to the authority to which the table
+    /// belongs; otherwise 0.
     pub foreign: u8,
     /// The first port of the range.
     pub first_port: u16,

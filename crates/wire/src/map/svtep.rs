@@ -401,7 +401,7 @@ pub struct UnsentHeader {
 }
 
 impl UnsentHeader {
-    /// Value of `limit` for a control packet that arrived for a tenant (wire.md §8.15).
+    /// Value of `limit` for a control packet, which the endpoint does not deliver to a tenant (wire.md §8.15).
     pub const CONTROL: u32 = u32::MAX;
 }
 
@@ -413,7 +413,7 @@ pub mod svtep_counter {
     pub const UNKNOWN: u32 = 1;
     /// Number of packets that were not passed to user space because a buffer was full or because of the rate limit.
     pub const UNREPORTED: u32 = 2;
-    /// Index of the number of packets that were dropped because a request for their segment was refused.
+    /// Number of packets that were dropped because a request for their segment was refused.
     pub const REFUSED: u32 = 3;
     /// Number of packets that were passed to user space because they were too long for the tunnel.
     pub const TOO_LONG: u32 = 4;

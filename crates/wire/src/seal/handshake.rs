@@ -75,7 +75,7 @@ impl Initiation {
         bytes
     }
 
-    /// Parses an initiation from a datagram; `ipv6` is whether the datagram is IPv6. Nothing in the initiation is
+    /// Parses an initiation from a datagram; `ipv6` says whether the datagram is IPv6. Nothing in the initiation is
     /// authenticated until [`Self::is_proved`] has returned true.
     ///
     /// # Errors

@@ -74,9 +74,9 @@ impl Suites {
     }
 
     /// Returns the suite with which a sender seals (wire.md §9.5.4). `common` are the suites that the rule allows and
-    /// the receiver can open; `helped` are those that both ends' hardware accelerates. The result is the first suite of
-    /// `common` that is in `helped`. If there is none, the result is `chacha20-poly1305` if `common` has it, or else
-    /// the first suite of `common`. Returns `None` if `common` has no known suite.
+    /// the receiver can open; `helped` are the suites that both ends' hardware accelerates. The result is the first
+    /// suite of `common` that is in `helped`. If there is none, the result is `chacha20-poly1305` if `common` has it,
+    /// or else the first suite of `common`. Returns `None` if `common` has no known suite.
     pub fn choose(common: Self, helped: Self) -> Option<Suite> {
         let fast = common.and(helped).iter().next();
         let even = common.has(Suite::ChaCha20Poly1305).then_some(Suite::ChaCha20Poly1305);

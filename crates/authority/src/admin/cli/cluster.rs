@@ -93,7 +93,7 @@ pub struct EtcdTls {
     /// The certificate that members show to etcd
     #[arg(long, value_name = "FILE", requires = "etcd_key")]
     etcd_cert: Option<PathBuf>,
-    /// The key of that certificate
+    /// The key of the certificate that members show to etcd
     #[arg(long, value_name = "FILE", requires = "etcd_cert")]
     etcd_key: Option<PathBuf>,
 }

@@ -44,8 +44,8 @@ pub enum PolicyCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Decide recent requests again by a draft and show which would be decided differently. The exit code is 1 if any
-    /// decision differs
+    /// Decide recent requests again by a draft of the policy, and show the requests that it decides differently. The
+    /// exit code is 1 if any decision differs
     Replay {
         /// The file of the draft
         #[command(flatten)]
@@ -105,7 +105,7 @@ pub struct Explain {
     /// udp/53'
     #[arg(required = true, value_name = "WHO -> WHAT")]
     question: Vec<String>,
-    /// Use the tags of this device of the person
+    /// Name of one of the person's devices, whose tags then apply
     #[arg(long)]
     device: Option<String>,
     /// Decide about a segment between addresses of this virtual network

@@ -47,7 +47,7 @@ struct Effects {
     /// Warnings about names in the draft that do not exist.
     unknown: Vec<String>,
     changes: Result<Vec<Change>, TooLarge>,
-    /// The delegations and lists that differ.
+    /// The delegations and lists that differ between the policy in force and the draft.
     tables: Vec<TableChange>,
     replay: Replay,
     /// Number of live grants that would end.

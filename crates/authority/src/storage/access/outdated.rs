@@ -10,7 +10,8 @@ use std::collections::HashMap;
 
 impl Database {
     /// Records the addresses of the receivers whose addresses were not known when the database was converted.
-    /// `addresses` must be those of the policy with this version; if another version is in force, nothing changes.
+    /// `addresses` must contain the addresses of the receivers in this `version` of the policy. If another version is
+    /// in force, nothing changes.
     ///
     /// # Errors
     /// Fails if the database cannot be read or written.

@@ -86,8 +86,8 @@ pub fn verify_export(lines: impl BufRead, identity: &[u8], noted: &[NotedHead]) 
                 broken(
                     *trail,
                     format!(
-                        "the end: {end} is the last entry, but there was entry {}. Entries were removed, or the export \
-                         was made before that entry",
+                        "the end: {end} is the last entry of the export, but the trail has had an entry {}. Entries \
+                         were removed, or the export was made before that entry",
                         noted.id
                     ),
                 )

@@ -62,8 +62,7 @@ impl Formats {
         Ok(format)
     }
 
-    /// Checks that this program can read and write `format`. `what` is the name, in the error message, of the data that
-    /// have this format.
+    /// Checks that this program can read and write `format`. The error message calls the data with this format `what`.
     pub fn check(&self, format: i64, what: &str) -> Result<(), Unavailable> {
         let Self { own, earliest, .. } = *self;
         let way_out = if format > own {

@@ -304,7 +304,7 @@ impl Log {
         if sealed.len() > ENTRY_MAX {
             bail!(
                 "the change is too large for one entry of the cluster's log: it has {} bytes, but at most {ENTRY_MAX} \
-                 are possible. Divide the change into several",
+                 are possible. Divide it into several changes",
                 sealed.len()
             );
         }

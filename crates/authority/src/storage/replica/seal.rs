@@ -90,8 +90,8 @@ impl ClusterKey {
     pub(super) fn open(&self, context: &str, sealed: &[u8]) -> Result<Vec<u8>> {
         let wrong = || {
             anyhow!(
-                "cannot decrypt {context} of the cluster: this member's cluster.key is not that of the cluster, or the \
-                 data in etcd was changed"
+                "cannot decrypt {context} of the cluster: this member's cluster.key does not contain the cluster's \
+                 key, or the data in etcd was changed"
             )
         };
         let (salt, text) = sealed.split_first_chunk::<SALT>().ok_or_else(wrong)?;

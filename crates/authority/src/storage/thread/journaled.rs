@@ -129,8 +129,9 @@ impl JournaledGrants {
         Some(self.accepted)
     }
 
-    /// Returns the grants of the list if the thread has to record them now. If other work is queued, the thread has to,
-    /// so that this work finds the grants recorded. After a failure, it tries again only after a pause.
+    /// Returns the grants of the list if the thread has to record them now. If other work is queued, the thread has to
+    /// record them first, so that this work finds them recorded. After a failure, the thread tries again only after a
+    /// pause.
     pub fn due(&mut self, has_other_work: bool) -> Due {
         let Some(at) = self.at else { return Due::Never };
         let wait = at.saturating_duration_since(Instant::now());

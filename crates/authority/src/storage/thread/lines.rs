@@ -92,7 +92,7 @@ impl Lines {
     }
 
     /// Writes a grant to the journal if the thread is idle, no work is queued, and `still` returns true, which means
-    /// that the grant's basis has not ended. So work that is queued later finds the grant recorded. Reports whether the
+    /// that the grant's basis has not ended. All work that is queued later finds the grant recorded. Reports whether the
     /// journal has the grant.
     pub fn journal(&self, grant: Journaled, still: impl FnOnce() -> bool) -> bool {
         let mut queue = self.lock();
@@ -110,8 +110,8 @@ impl Lines {
     }
 
     /// Makes the thread record the grants of the journal at once. With `session`, does so only if one of these grants
-    /// belongs to that session. Returns a receiver of the number of recorded grants, and the number at which all these
-    /// grants are recorded. Returns `None` if the caller need not wait.
+    /// belongs to that session. Returns a receiver that shows the number of recorded grants, and the value that this
+    /// number has when all grants of the journal are recorded. Returns `None` if the caller need not wait.
     ///
     /// # Errors
     /// Fails if the grants could not be recorded a short time ago.

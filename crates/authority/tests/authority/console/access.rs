@@ -220,7 +220,7 @@ async fn nobody_allows_more_than_the_delegation_or_the_request() {
         ("tcp/5432 tcp/22", "1h", 403, "and no others"),
         ("", "1h", 403, "and no others"),
         ("ssh", "1h", 403, "not a protocol"),
-        ("tcp/5432", "25h", 403, "1d at most"),
+        ("tcp/5432", "25h", 403, "allows access for at most 1d"),
         ("tcp/5432", "400d", 400, "from 1m to 366d"),
         ("tcp/5432", "1s", 400, "from 1m to 366d"),
         ("tcp/5432", "soon", 400, "write a time"),

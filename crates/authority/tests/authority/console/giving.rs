@@ -117,7 +117,7 @@ async fn a_delegate_gives_neither_more_than_the_delegation_nor_to_others_nor_to_
         ("eve", "tcp/22", "1h", 403, refused),
         ("eve", "all", "1h", 403, refused),
         ("eve", "ssh", "1h", 403, "not a protocol"),
-        ("eve", "", "25h", 403, "1d at most"),
+        ("eve", "", "25h", 403, "allows access for at most 1d"),
         ("eve", "", "400d", 400, "from 1m to 366d"),
         ("eve", "", "1s", 400, "from 1m to 366d"),
         ("eve", "", "soon", 400, "write a time"),
@@ -268,7 +268,7 @@ async fn an_operator_gives_access_within_a_delegation_all_or_nothing() {
     let git = Giving { receiver: "git".into(), ..giving("eve") };
     let noted = Giving { note: "a\nb".into(), ..giving("eve") };
     for (wrong, said) in [
-        (long, "line 2: the delegation allows 1d at most"),
+        (long, "line 2: the delegation allows access for at most 1d"),
         (past, "line 2: the time must be from 1m to 366d"),
         (ssh, "line 2: no delegation of the policy covers eve"),
         (git, "line 2: no delegation of the policy covers eve, these services and the receiver git"),

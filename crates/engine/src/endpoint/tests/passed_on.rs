@@ -1,4 +1,4 @@
-//! Segments for answers that one endpoint passes on to another.
+//! Return segments that one endpoint passes on to another.
 
 use super::*;
 use crate::model::Issued;
@@ -23,7 +23,7 @@ fn there() -> Endpoint {
     endpoint
 }
 
-/// The segment for answers to [`came`].
+/// The return segment for [`came`].
 fn answers(expires: u32) -> Given {
     segment(SegmentFlags::RETURN, back(), expires)
 }
@@ -143,7 +143,7 @@ fn what_has_ended_is_withdrawn_or_older_changes_nothing() {
         let actions = there().controlled(INTERFACE, &frame, consent, known, NOW);
         assert_eq!(!actions.is_empty(), is_used, "{until}");
     }
-    // A segment that opens flows is no segment for answers, even if the authority tagged it.
+    // A segment that opens flows is no return segment, even if the authority tagged it.
     let opening = passed(issued(&segment(SegmentFlags::REPLY, back(), NOW + 300)));
     assert_eq!(there().controlled(INTERFACE, &opening, consent, no_entry, NOW), []);
 }

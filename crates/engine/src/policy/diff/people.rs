@@ -34,7 +34,7 @@ pub(super) struct People<'p> {
 struct Side<'p> {
     /// The rules, the strongest first.
     ranked: Vec<&'p Rule>,
-    /// The position in `ranked` of each rule, by the rule's number less one.
+    /// The position in `ranked` of each rule, by the rule's number minus 1.
     rank: Vec<usize>,
 }
 
@@ -43,7 +43,8 @@ struct Profile {
     class: Option<usize>,
     /// The further attributes, as indices into `qualities`.
     more: Vec<usize>,
-    /// The profiles with one attribute less. The last of them is the person without attributes.
+    /// Indices of the profiles of the same class with fewer of these attributes. The last index is that of the class
+    /// without further attributes.
     parents: Vec<usize>,
 }
 
