@@ -52,13 +52,19 @@ impl Port {
     pub fn send(&self, frame: &[u8]) -> Result<()> {
         let deadline = Instant::now() + FULL;
         let sent = loop {
-            match send(self.socket.as_raw_fd(), frame, MsgFlags::empty()) {
+            match self.try_send(frame) {
                 Err(Errno::EAGAIN | Errno::ENOBUFS) if Instant::now() < deadline => sleep(Duration::from_micros(100)),
                 sent => break sent.context("cannot send a frame")?,
             }
         };
         ensure!(sent == frame.len(), "only {sent} of {} bytes were sent", frame.len());
         Ok(())
+    }
+
+    /// Sends a frame unchanged, without waiting. Returns the number of bytes that were sent. `ENOBUFS` means that the
+    /// frame was dropped, either by a full queue or by a program at the device.
+    pub fn try_send(&self, frame: &[u8]) -> nix::Result<usize> {
+        send(self.socket.as_raw_fd(), frame, MsgFlags::empty())
     }
 
     /// Passes incoming frames to `wanted` until it returns a value, for at most `within`. Returns that value.

@@ -37,7 +37,7 @@ pub fn run(port: &Port, target: &Target, patience: Duration) -> Result<Vec<Findi
     for probe in &probes {
         for frame in &probe.frames {
             // Errors of the cable itself, for instance for a frame without an IP header, say nothing about the target.
-            let _ = port.send(frame);
+            let _ = port.try_send(frame);
         }
         std::thread::sleep(PACE);
     }

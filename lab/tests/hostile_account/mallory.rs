@@ -132,8 +132,11 @@ impl<'n> Mallory<'n> {
         let port = Port::open(&self.network.mallory, "eth0")?;
         let (from, at) = (self.network.mallory.mac("eth0")?, self.network.router.mac("lan-mallory")?);
         let mut nonce = 0_u32;
-        while !end.load(Relaxed) {
+        'flood: loop {
             for arm in &self.arms {
+                if end.load(Relaxed) {
+                    break 'flood;
+                }
                 nonce += 1;
                 let own = 1024 + (nonce % 64_000) as u16;
                 let token = Token::new(arm.header, &arm.key, now(), nonce, &arm.to);
