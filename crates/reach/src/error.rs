@@ -12,6 +12,13 @@ pub enum Error {
     /// The session's files can't be used.
     #[error("{0}")]
     Folder(String),
+    /// The session's secret can't be read from the kernel's keyring.
+    #[error(
+        "cannot read the session's secret from the kernel's keyring, because you have as many keys as the kernel \
+         allows (/proc/key-users). Remove some (keyctl(1)), or run `vouchsafe login` again: it then stores the secret \
+         in a file"
+    )]
+    KeyringFull,
     /// The policy denies the request for a grant.
     #[error("{to}: the policy denies the grant: {why}")]
     Denied {
@@ -98,7 +105,9 @@ impl Error {
     /// Returns the system error number (`errno`) whose meaning is closest.
     pub fn errno(&self) -> i32 {
         match self {
-            Self::NotLoggedIn | Self::Folder(_) | Self::Denied { .. } | Self::NoGrant { .. } => libc::EACCES,
+            Self::NotLoggedIn | Self::Folder(_) | Self::KeyringFull | Self::Denied { .. } | Self::NoGrant { .. } => {
+                libc::EACCES
+            }
             Self::Silence { .. } => libc::ETIMEDOUT,
             Self::NotTaken { .. } => libc::ECONNRESET,
             Self::FastOpenOff | Self::KernelTooOld(_) | Self::NotSent | Self::Signed(..) => libc::EOPNOTSUPP,

@@ -20,9 +20,6 @@ const LOCK: &str = "lock";
 const NETWORKS: &str = "networks.json";
 /// The folder with the folders of organisations that have a name.
 const ORGANISATIONS: &str = "organisations";
-const FULL: &str = "cannot read the session's secret from the kernel's keyring, because you have as many keys as the \
-                    kernel allows (/proc/key-users). Remove some (keyctl(1)), or run `vouchsafe login` again: \
-                    it then stores the secret in a file";
 /// Maximum number of grants in the file.
 const GRANTS_MAX: usize = 256;
 
@@ -178,10 +175,9 @@ impl Store {
             Error::Folder(format!("cannot read {}, so run `vouchsafe login` again: {error}", file.display()))
         })?;
         if kept.token.is_empty() {
-            match keyring::read(&self.key()) {
-                Ok(Some(token)) => kept.token = token.to_string(),
-                Ok(None) => return Ok(None),
-                Err(keyring::Full) => return Err(Error::Folder(FULL.into())),
+            match keyring::read(&self.key())? {
+                Some(token) => kept.token = token.to_string(),
+                None => return Ok(None),
             }
         }
         Ok(Some(kept))

@@ -1,9 +1,10 @@
 //! The user's persistent keyring (keyrings(7)): kernel memory that outlives the user's processes by some days and is
 //! never written to disk. Containers and small kernels often have no keyrings; the caller then uses a file.
 
+use crate::Error;
 use libc::{c_char, c_long, c_ulong};
 use std::ffi::CString;
-use std::io::{Error, Result as IoResult};
+use std::io;
 use zeroize::Zeroizing;
 
 type Serial = c_long;
@@ -21,10 +22,6 @@ const UNLINK: c_long = 9;
 const SEARCH: c_long = 10;
 const READ: c_long = 11;
 const SET_TIMEOUT: c_long = 15;
-
-/// Error: the user has as many keys as the kernel allows, so that the kernel doesn't let the keyring be used.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Full;
 
 /// Stores a secret for `seconds`. Returns whether the keyring has stored it.
 pub fn write(name: &str, secret: &str, seconds: u64) -> bool {
@@ -45,8 +42,8 @@ pub fn write(name: &str, secret: &str, seconds: u64) -> bool {
 ///
 /// # Errors
 ///
-/// Fails if the user has so many keys that the kernel doesn't let the keyring be read.
-pub fn read(name: &str) -> Result<Option<Zeroizing<String>>, Full> {
+/// Fails if the kernel does not let the keyring be read, because the user has as many keys as it allows.
+pub fn read(name: &str) -> Result<Option<Zeroizing<String>>, Error> {
     let Some(key) = find(name)? else { return Ok(None) };
     let mut bytes = Zeroizing::new(vec![0_u8; SECRET_MAX]);
     let size = call(READ, key as c_ulong, bytes.as_mut_ptr() as c_ulong, SECRET_MAX as c_ulong, 0);
@@ -61,26 +58,26 @@ pub fn remove(name: &str) {
     }
 }
 
-fn find(name: &str) -> Result<Option<Serial>, Full> {
+fn find(name: &str) -> Result<Option<Serial>, Error> {
     let (Some(keyring), Ok(name)) = (persistent()?, CString::new(name)) else { return Ok(None) };
     Ok(call(SEARCH, keyring as c_ulong, TYPE.as_ptr() as c_ulong, name.as_ptr() as c_ulong, 0).ok())
 }
 
 /// Returns the user's persistent keyring, or `None` if there are no such keyrings here. Links the keyring to this
 /// process, which thereby possesses it. The link takes some of the user's room for keys.
-fn persistent() -> Result<Option<Serial>, Full> {
+fn persistent() -> Result<Option<Serial>, Error> {
     match call(GET_PERSISTENT, c_ulong::MAX, PROCESS_KEYRING as c_ulong, 0, 0) {
         Ok(keyring) => Ok(Some(keyring)),
-        Err(error) if error.raw_os_error() == Some(libc::EDQUOT) => Err(Full),
+        Err(error) if error.raw_os_error() == Some(libc::EDQUOT) => Err(Error::KeyringFull),
         Err(_) => Ok(None),
     }
 }
 
-fn call(operation: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> IoResult<c_long> {
+fn call(operation: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> io::Result<c_long> {
     // SAFETY: of the operations above, SEARCH takes two NUL-terminated texts as `b` and `c`, READ takes room for `c`
     // bytes as `b`, and the others take numbers only. The callers keep texts and room alive.
     let answer = unsafe { libc::syscall(libc::SYS_keyctl, operation, a, b, c, d) };
-    if answer < 0 { Err(Error::last_os_error()) } else { Ok(answer) }
+    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
 }
 
 const _: () = assert!(size_of::<*const c_char>() == size_of::<c_ulong>());
@@ -88,18 +85,19 @@ const _: () = assert!(size_of::<*const c_char>() == size_of::<c_ulong>());
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     const THREAD_KEYRING: c_long = -1;
     /// Lengths of keys, of which the test adds as many as fit. The default quota of a user is 20 000 bytes and 200 keys.
     const LENGTHS: [usize; 3] = [4000, 100, 1];
     const KEYS_MAX: usize = 10_000;
 
-    /// Runs `test` in a thread that becomes another user and has no keys yet. Needs root. No other test, and no other run
-    /// of this test, has the same user, because a full quota would disturb it: the kernel removes the keys of a thread
-    /// only some time after its end.
+    /// Runs `test` in a thread that becomes another user and has no keys yet. Needs root. No two threads become the same
+    /// user, because the kernel removes the keys of a thread only some time after its end.
     fn as_other<T: Send + 'static>(test: fn() -> T) -> T {
+        static USERS: AtomicU32 = AtomicU32::new(0);
+        let user = 60_000 + (std::process::id() * 4 + USERS.fetch_add(1, Ordering::Relaxed)) % 4000;
         let thread = std::thread::spawn(move || {
-            let user = c_long::from(60_000 + std::process::id() % 4000);
             // SAFETY: the call takes numbers only. Called directly, it changes the user of this thread alone.
             let changed = unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) };
             assert_eq!(changed, 0, "this test needs root");
@@ -108,14 +106,14 @@ mod tests {
         thread.join().unwrap()
     }
 
-    fn is_missing() -> Result<bool, Full> {
-        read("vouchsafe-nothing").map(|secret| secret.is_none())
+    fn is_missing() -> bool {
+        read("vouchsafe-nothing").unwrap().is_none()
     }
 
     #[test]
     fn a_full_keyring_is_told_from_a_missing_secret() {
-        assert_eq!(as_other(is_missing), Ok(true));
-        if as_other(persistent) == Ok(None) {
+        assert!(as_other(is_missing));
+        if as_other(|| persistent().unwrap().is_none()) {
             return;
         }
         as_other(|| {
@@ -133,7 +131,7 @@ mod tests {
                 });
                 assert!(full.is_some(), "the kernel sets no quota");
             }
-            assert_eq!(is_missing(), Err(Full));
+            assert!(matches!(read("vouchsafe-nothing"), Err(Error::KeyringFull)));
             assert!(!write("vouchsafe-test", "secret", 1));
         });
     }

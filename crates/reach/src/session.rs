@@ -293,16 +293,20 @@ impl Session {
 }
 
 impl Own {
-    /// Opens the sessions that have not ended.
+    /// Opens the sessions that have not ended. Fails because of a full keyring only if it can open none.
     fn open_all(store: &Store, networks: &KeptNetworks, territory: &Arc<Territory>) -> Result<Vec<Self>, Error> {
-        let mut all = Vec::new();
+        let (mut all, mut unread) = (Vec::new(), None);
         for (subject, name, _) in networks.all() {
             let store = store.of(name);
-            if let Some(kept) = store.load()? {
-                all.extend(Self::open(store, kept, (name.cloned(), subject), territory)?);
+            match store.load() {
+                Ok(Some(kept)) => all.extend(Self::open(store, kept, (name.cloned(), subject), territory)?),
+                Ok(None) => {}
+                // The secret of another organisation's session may be in a file.
+                Err(Error::KeyringFull) => unread = Some(Error::KeyringFull),
+                Err(error) => return Err(error),
             }
         }
-        Ok(all)
+        unread.filter(|_| all.is_empty()).map_or(Ok(all), Err)
     }
 
     /// Opens a session with its stored grants. Returns `None` if the session has ended.
