@@ -53,8 +53,8 @@ pub(crate) struct Flow {
     pub tunnel: Option<TunnelId>,
     /// Whether the client compresses its packets.
     pub compresses: bool,
-    /// Number of bytes of the flow's packets that were compressed, in both directions: before compression, and after
-    /// it.
+    /// Number of bytes of the flow's packets that were compressed: before compression, and after it. Both numbers are
+    /// sums over the two directions.
     pub compressed: [u64; 2],
     pub seen: Millis,
     /// Time at which the flow got its place in its account's queue.

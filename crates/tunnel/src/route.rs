@@ -87,7 +87,7 @@ pub fn keep_address(index: u32, device: &str, address: IpAddr) -> Result<()> {
         request(RTM_DELROUTE, 0, &local(address, index, TABLE_LOCAL.into())).or_else(ignore(libc::ESRCH))
     };
     kept().with_context(|| {
-        format!("cannot keep {address}, which this machine has lost, on {device} for flows in the tunnel")
+        format!("this machine has lost {address}, and cannot keep it on {device} for flows in the tunnel")
     })
 }
 

@@ -67,9 +67,9 @@ impl Directory {
         self.enrol_with(&before, (authority, ca, code)).await
     }
 
-    /// Enrols at the authority of another organisation. `self` is the directory of this organisation, which
-    /// [`Self::organisation`] returns. `at` contains the parameters of [`Self::enrol`]. The authority may speak only
-    /// for `services` in `networks`; if `services` is empty, for all services there.
+    /// Enrols at the authority of another organisation. `self` is the directory that [`Self::organisation`] returns for
+    /// the organisation. `at` contains the parameters of [`Self::enrol`]. The authority may speak only for `services`
+    /// in `networks`; if `services` is empty, for all services there.
     ///
     /// # Errors
     ///

@@ -25,9 +25,9 @@ impl From<Given> for Issued {
 }
 
 impl Given {
-    /// Encodes this return segment in the form in which it is passed on (wire.md §8.15.1). `key` is the key of the last
-    /// verifier on the path of the segment that is answered, for the epoch that the return segment states. Returns
-    /// `None` if the cryptographic library fails.
+    /// Encodes this return segment in the form in which it is passed on (wire.md §8.15.1). The segment that it answers
+    /// has a path. `key` is the key of the last verifier on this path, for the epoch that the return segment states.
+    /// Returns `None` if the cryptographic library fails.
     pub fn passed_on(&self, key: &ProofKey) -> Option<Vec<u8>> {
         let (option, hops) = (self.option(), octets(&self.hops));
         let tag = tag(key, self.vni, &self.ends, &option, &hops)?;

@@ -129,7 +129,7 @@ fn forged(figures: &mut Figures) -> Result<()> {
     let mut initiator = Initiator::new(terms.clone());
     initiator.want(true);
     let right = initiator.poll((now, wall), &mut dice).pop().context("an initiation")?;
-    ensure!(right.len() == INITIATION_LEN, "the first datagram is not an initiation alone");
+    ensure!(right.len() == INITIATION_LEN, "the first datagram has more or fewer bytes than an initiation");
     let from = SocketAddr::new(IpAddr::from([203, 0, 113, 66]), 6666);
     let mut before = resident()?;
     let (mut forging, mut macs) = (Vec::new(), Vec::new());

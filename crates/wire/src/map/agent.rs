@@ -286,9 +286,9 @@ pub struct QueuedHeader {
     pub vlan_tci: u16,
 }
 
-/// Indices of the agent's counters.
+/// Indices of the agent's counters. The comment of each index says what its counter counts.
 pub mod agent_counter {
-    /// Number of packets that need no token, except the packets that [`CONVERSATION`] counts.
+    /// Number of packets that need no token. Does not include the packets that [`CONVERSATION`] counts.
     pub const OTHER: u32 = 0;
     /// Number of tokens that the program put into packets.
     pub const TOKENS: u32 = 1;
