@@ -120,7 +120,7 @@ fn port_ranges_at_an_address_have_a_share_if_several_organisations_may_speak_for
     for number in [0, 1] {
         chain.claim(number, vec![ranges("203.0.113.7/32", half)]).expect("room");
         let error = chain.claim(number, vec![ranges("203.0.113.7/32", half + 1)]).expect_err("no room").to_string();
-        assert!(error.contains("203.0.113.7/32") && error.contains("share is 16"), "{error}");
+        assert!(error.contains("203.0.113.7/32") && error.contains("may have at most 16"), "{error}");
         assert_eq!(chain.accepted(number), [ranges("203.0.113.7/32", half)], "the earlier ones stay");
     }
     // A wider network counts at the address, too.

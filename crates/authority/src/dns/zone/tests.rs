@@ -192,7 +192,7 @@ fn a_zone_that_cannot_be_served_is_refused_with_the_reason() {
         ("@ 60 IN NS ns\n", "no SOA"),
         (&soa.replace("@ 60 IN NS ns\n", ""), "no NS"),
         (&format!("{soa}www.example.net. 60 IN A 192.0.2.1\n"), "is outside of the domain"),
-        (&format!("{soa}@ 60 IN TXT \"v=vouchsafe1; authority=https://a.org\"\n"), "remove it"),
+        (&format!("{soa}@ 60 IN TXT \"v=vouchsafe1; authority=https://a.org\"\n"), "remove this record"),
         (&format!("{soa}a 60 IN CNAME b\na 60 IN A 192.0.2.1\n"), "no other records"),
         (&format!("{soa}a 60 IN A not-an-address\n"), "malformed"),
     ] {
