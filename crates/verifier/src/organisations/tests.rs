@@ -79,7 +79,7 @@ fn an_organisation_that_claims_all_room_is_refused_and_the_others_keep_theirs() 
         receiver(&format!("{address}/32"), &["tcp/22"])
     });
     let error = chain.claim(1, many.collect()).expect_err("no room").to_string();
-    assert!(error.contains("acme") && error.contains("share"), "{error}");
+    assert!(error.contains("acme") && error.contains("may have at most 30000"), "{error}");
     assert_eq!(chain.others().len(), 1, "the earlier receivers stay");
 }
 
