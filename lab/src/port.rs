@@ -19,7 +19,7 @@ use crate::net::Namespace;
 const RECEIVE_BUFFER: usize = 16 << 20;
 
 /// Longest wait for room to send a frame.
-const FULL: Duration = Duration::from_secs(5);
+const ROOM_WAIT: Duration = Duration::from_secs(5);
 
 /// A packet socket on one device. It receives the frames that arrive after it was opened, and never outgoing frames.
 /// The outermost VLAN tag of a received frame is missing, because the kernel stores it separately.
@@ -48,9 +48,9 @@ impl Port {
         Ok(Self { socket: open().with_context(|| format!("cannot open a packet socket on {device} (are you root?)"))? })
     }
 
-    /// Sends a frame unchanged. While the socket's buffer or the device's queue is full, it waits, for at most [`FULL`].
+    /// Sends a frame unchanged. While the socket's buffer or the device's queue is full, it waits, for at most [`ROOM_WAIT`].
     pub fn send(&self, frame: &[u8]) -> Result<()> {
-        let deadline = Instant::now() + FULL;
+        let deadline = Instant::now() + ROOM_WAIT;
         let sent = loop {
             match self.try_send(frame) {
                 Err(Errno::EAGAIN | Errno::ENOBUFS) if Instant::now() < deadline => sleep(Duration::from_micros(100)),

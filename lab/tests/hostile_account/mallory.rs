@@ -131,27 +131,23 @@ impl<'n> Mallory<'n> {
         let source: IpAddr = ADDRESS.parse()?;
         let port = Port::open(&self.network.mallory, "eth0")?;
         let (from, at) = (self.network.mallory.mac("eth0")?, self.network.router.mac("lan-mallory")?);
-        let mut nonce = 0_u32;
-        'flood: loop {
-            for arm in &self.arms {
-                if end.load(Relaxed) {
-                    break 'flood;
-                }
-                nonce += 1;
-                let own = 1024 + (nonce % 64_000) as u16;
-                let token = Token::new(arm.header, &arm.key, now(), nonce, &arm.to);
-                let block = tail::block(&token.encode());
-                let packet = Packet::new(source, arm.to.address).ethernet(from, at);
-                if arm.to.protocol == UDP {
-                    let datagram = [b"anybody there?", &block[..]].concat();
-                    port.send(&packet.udp(own, arm.to.port).payload(&datagram).frame())?;
-                } else {
-                    let syn = packet.clone().tcp(Tcp::syn(own, arm.to.port)).payload(&block);
-                    port.send(&syn.frame())?;
-                    port.send(&packet.tcp(Tcp::new(own, arm.to.port, flag::ACK)).frame())?;
-                }
-                deeds.tokens.fetch_add(1, Relaxed);
+        for (nonce, arm) in (1_u32..).zip(self.arms.iter().cycle()) {
+            if end.load(Relaxed) {
+                break;
             }
+            let own = 1024 + (nonce % 64_000) as u16;
+            let token = Token::new(arm.header, &arm.key, now(), nonce, &arm.to);
+            let block = tail::block(&token.encode());
+            let packet = Packet::new(source, arm.to.address).ethernet(from, at);
+            if arm.to.protocol == UDP {
+                let datagram = [b"anybody there?", &block[..]].concat();
+                port.send(&packet.udp(own, arm.to.port).payload(&datagram).frame())?;
+            } else {
+                let syn = packet.clone().tcp(Tcp::syn(own, arm.to.port)).payload(&block);
+                port.send(&syn.frame())?;
+                port.send(&packet.tcp(Tcp::new(own, arm.to.port, flag::ACK)).frame())?;
+            }
+            deeds.tokens.fetch_add(1, Relaxed);
         }
         Ok(())
     }

@@ -83,8 +83,8 @@ fn an_observer_reports_and_drops_nothing() {
 /// Returns a SYN to the protected service that carries this block.
 fn syn(block: &[u8]) -> Vec<u8> {
     let [high, low] = (40 + block.len() as u16).to_be_bytes();
-    let ip = [[0x45, 0, high, low, 0], [0, 0, 0, 64, 6], [0, 0, 10, 77, 0], [2, 10, 77, 0, 1]].concat();
-    let tcp = [&[0x12, 0x67, 0, 22][..], &[0; 8], &[0x50, 0x02], &[0; 6]].concat();
+    let ip = [&[0x45, 0, high, low, 0, 0, 0, 0, 64, 6, 0, 0][..], &[10, 77, 0, 2], &[10, 77, 0, 1]].concat();
+    let tcp = [&4711_u16.to_be_bytes()[..], &22_u16.to_be_bytes(), &[0; 8], &[0x50, 0x02], &[0; 6]].concat();
     [&[0; 12][..], &[0x08, 0x00], &ip, &tcp, block].concat()
 }
 
