@@ -13,6 +13,7 @@ use anyhow::Result;
 use api::RevokedGrant;
 use engine::issuing::lease::{EPOCHS_MAX, HandleKey, NUMBERS, Turn};
 use engine::model::Sealing;
+use engine::model::random_keys::RandomKeys;
 use engine::policy::Scope;
 use engine::verifier::CLOCK_SKEW_MAX;
 use std::borrow::Cow;
@@ -101,7 +102,7 @@ struct Latest {
     announced: Option<u8>,
 }
 
-type Table = HashMap<TokenHash, HashMap<Place, Entry>>;
+type Table = RandomKeys<TokenHash, HashMap<Place, Entry>>;
 
 /// The grants that can be renewed, by session, and the numbers for new grants.
 pub struct Leases {

@@ -17,7 +17,8 @@ use crate::single_flight::SingleFlight;
 use crate::storage::{Database, Storage};
 use anyhow::Result;
 use api::Event;
-use std::collections::{HashMap, HashSet};
+use engine::model::random_keys::RandomKeys;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -128,8 +129,8 @@ impl Synchroniser {
             } else {
                 push.announce_revoked(revoked);
             }
-            let live: HashMap<_, _> =
-                database.sessions(now())?.into_iter().map(|(token, session)| (token, Arc::new(session))).collect();
+            let live = database.sessions(now())?.into_iter().map(|(token, session)| (token, Arc::new(session)));
+            let live: RandomKeys<_, _> = live.collect();
             let tokens: HashSet<_> = live.keys().copied().collect();
             let ids = database.verifier_tokens()?.into_iter().map(|(token, id)| (token, Arc::from(id))).collect();
             sessions.replace(live);

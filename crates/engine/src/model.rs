@@ -6,6 +6,7 @@ mod passed_on;
 pub(crate) mod prefixes;
 pub mod protected;
 pub mod protocol;
+pub mod random_keys;
 mod sealing;
 mod segment;
 mod service;

@@ -373,7 +373,8 @@ impl Policy {
 
     /// Reports whether a destination is the service that accepts a verifier's sealed tunnels.
     fn is_tunnel(&self, to: &Destination) -> bool {
-        self.index.around(to.address).any(|index| self.receivers[index].tunnel && self.receivers[index].serves(to))
+        let is_one = |index: usize| self.receivers[index].tunnel && self.receivers[index].serves(to);
+        self.index.has_tunnels() && self.index.around(to.address).any(is_one)
     }
 
     /// Reports whether there is a group of this name.

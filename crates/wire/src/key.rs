@@ -1,5 +1,6 @@
 //! Keys and epochs (wire.md §2, §8.2). Keys have no `Debug` and are wiped when dropped.
 
+use crate::cmac::PreparedKey;
 use crate::mac::{MAC_LEN, Suite};
 use core::net::IpAddr;
 use hkdf::Hkdf;
@@ -81,7 +82,7 @@ impl MasterKey {
         Hkdf::<Sha256>::new(Some(PROOF_KEY_SALT), &self.0)
             .expand_multi_info(&[verifier.as_bytes(), &[0], &authority, &epoch], &mut key)
             .ok()?;
-        Some(ProofKey(key))
+        Some(ProofKey::new(key))
     }
 }
 
@@ -116,23 +117,37 @@ impl VerifierKey {
 
 /// A verifier's key for the proofs that one authority issues in one epoch. It consists of two halves, like a
 /// [`VerifierKey`] (wire.md §8.2).
-#[derive(Clone, Zeroize, ZeroizeOnDrop)]
-pub struct ProofKey([u8; 32]);
+#[derive(Clone, ZeroizeOnDrop)]
+pub struct ProofKey {
+    bytes: [u8; 32],
+    /// The half for `aes-cmac`. It wipes itself.
+    #[zeroize(skip)]
+    aes: PreparedKey,
+}
 
 impl ProofKey {
     /// Wraps the 32 bytes issued by the authority.
-    pub const fn new(bytes: [u8; 32]) -> Self {
-        Self(bytes)
+    pub fn new(bytes: [u8; 32]) -> Self {
+        let aes = PreparedKey::new(half(&bytes, Suite::AesCmac));
+        Self { bytes, aes }
     }
 
     /// Returns all 32 bytes, to be sent to the verifier that owns the key.
     pub const fn bytes(&self) -> &[u8; 32] {
-        &self.0
+        &self.bytes
     }
 
     /// Returns the half of the key that `suite` uses.
     pub fn of(&self, suite: Suite) -> &[u8; MAC_LEN] {
-        half(&self.0, suite)
+        half(&self.bytes, suite)
+    }
+
+    /// Computes the MAC of a message, with the half of the key that `suite` uses.
+    pub(crate) fn mac(&self, suite: Suite, message: &[u8]) -> [u8; MAC_LEN] {
+        match suite {
+            Suite::AesCmac => self.aes.cmac(&[message]),
+            Suite::Siphash => suite.mac(self.of(suite), &[message]),
+        }
     }
 }
 

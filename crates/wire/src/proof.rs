@@ -108,7 +108,7 @@ pub struct Proof(pub [u8; MAC_LEN]);
 impl Proof {
     /// Computes the proof for the verifier at the segment's pointer; `key` is that verifier's key.
     pub fn new(key: &ProofKey, segment: &Segment, vni: Vni, ends: &Ends) -> Self {
-        Self(segment.suite.mac(key.of(segment.suite), &[Message::new(segment, vni, ends).bytes()]))
+        Self(key.mac(segment.suite, Message::new(segment, vni, ends).bytes()))
     }
 
     /// Reports whether this proof is the one that `key` yields for the verifier at the segment's pointer. The

@@ -98,7 +98,7 @@ impl Routed<'_> {
 
     /// Computes the unlocked proof for the verifier at the segment's pointer.
     pub fn proof(&self, key: &ProofKey) -> Proof {
-        Proof(self.segment.suite.mac(key.of(self.segment.suite), &[self.message().bytes()]))
+        Proof(key.mac(self.segment.suite, self.message().bytes()))
     }
 
     /// Reports whether `proof` is the one that `key` yields for the verifier at the segment's pointer. The comparison

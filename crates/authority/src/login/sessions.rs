@@ -3,11 +3,13 @@
 use crate::now;
 use crate::storage::{Database, Session, Storage, TokenHash};
 use anyhow::Result;
-use std::collections::{BTreeSet, HashMap};
+use engine::model::random_keys::RandomKeys;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-type Table = HashMap<TokenHash, Arc<Session>>;
+/// The sessions by the hash of their token. The authority chooses the tokens at random.
+type Table = RandomKeys<TokenHash, Arc<Session>>;
 
 /// The sessions by the hash of their token. The database is authoritative. Only the storage thread writes this table,
 /// in the order of its writes to the database.

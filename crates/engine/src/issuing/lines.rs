@@ -4,7 +4,8 @@
 //! datagram at most one attempt to open a seal. The rate of a source address counts only requests with a valid seal, so
 //! an attacker who forges the address can't use that rate up.
 
-use std::collections::{BTreeMap, HashMap};
+use crate::model::random_keys::RandomKeys;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use wire::ReplayWindow;
 use wire::ask::{AnyQuestion, LineKey, LineNumber, envelope};
@@ -23,7 +24,7 @@ const MOST_SOURCES: usize = 65_536;
 
 /// The lines of all holders `H`. A holder has at most one line.
 pub struct Lines<H> {
-    lines: HashMap<LineNumber, Line<H>>,
+    lines: RandomKeys<LineNumber, Line<H>>,
     numbers: BTreeMap<H, LineNumber>,
     sources: BTreeMap<IpAddr, Pace>,
 }
@@ -92,7 +93,7 @@ impl Unanswered {
 
 impl<H> Default for Lines<H> {
     fn default() -> Self {
-        Self { lines: HashMap::new(), numbers: BTreeMap::new(), sources: BTreeMap::new() }
+        Self { lines: RandomKeys::default(), numbers: BTreeMap::new(), sources: BTreeMap::new() }
     }
 }
 

@@ -42,6 +42,16 @@ impl<T> Prefixes<T> {
         })
     }
 
+    /// Sets the value of a prefix. Returns whether the prefix had no value before.
+    pub(crate) fn insert(&mut self, prefix: &IpNet, value: T) -> bool {
+        let (family, bits, length) = self.family_mut(prefix);
+        let is_new = family.values.insert((bits, length), value).is_none();
+        if is_new {
+            *family.lengths.entry(Reverse(length)).or_default() += 1;
+        }
+        is_new
+    }
+
     /// Removes the value of a prefix.
     pub(crate) fn remove(&mut self, prefix: &IpNet) {
         let (family, bits, length) = self.family_mut(prefix);
@@ -62,6 +72,23 @@ impl<T> Prefixes<T> {
             lengths: family.lengths,
         };
         Prefixes { v4: family(self.v4), v6: family(self.v6) }
+    }
+
+    /// Returns all values, in the order of [`Self::iter`].
+    pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
+        self.v4.values.values().chain(self.v6.values.values())
+    }
+
+    /// Returns every prefix with its value, IPv4 first. A prefix comes before the longer ones in it.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (IpNet, &T)> {
+        let net = |address: IpAddr, length| IpNet::new(address, length).ok();
+        let v4 = self.v4.values.iter().map(move |((bits, length), value)| {
+            let address = u32::try_from(*bits).ok().map(|bits| IpAddr::V4(bits.into()));
+            Some((net(address?, *length)?, value))
+        });
+        let v6 = self.v6.values.iter();
+        let v6 = v6.map(move |((bits, length), value)| Some((net(IpAddr::V6((*bits).into()), *length)?, value)));
+        v4.chain(v6).flatten()
     }
 
     /// Returns the values of the prefixes that contain `prefix`, longest prefix first.
@@ -124,6 +151,11 @@ mod tests {
         for (number, prefix) in ["10.0.0.0/8", "10.1.0.0/16", "10.1.2.3/32", "10.2.0.0/16", "::/0"].iter().enumerate() {
             *prefixes.entry(&prefix.parse().unwrap()) = number;
         }
+        let all: Vec<_> = prefixes.iter().map(|(prefix, number)| format!("{prefix} {number}")).collect();
+        assert_eq!(all, ["10.0.0.0/8 0", "10.1.0.0/16 1", "10.1.2.3/32 2", "10.2.0.0/16 3", "::/0 4"]);
+        assert!(prefixes.insert(&"192.0.2.0/24".parse().unwrap(), 5));
+        assert!(!prefixes.insert(&"192.0.2.0/24".parse().unwrap(), 6));
+        assert_eq!(prefixes.values().copied().collect::<Vec<_>>(), [0, 1, 2, 3, 6, 4]);
         let around = |prefixes: &Prefixes<usize>, address: &str| {
             let address: IpAddr = address.parse().unwrap();
             prefixes.around(address.into()).copied().collect::<Vec<_>>()
@@ -134,7 +166,7 @@ mod tests {
         assert_eq!(around(&prefixes, "::a01:203"), [4]);
         let overlapping = |prefix: &str| prefixes.overlapping(&prefix.parse().unwrap()).copied().collect::<Vec<_>>();
         assert_eq!(overlapping("10.1.0.0/16"), [1, 0, 2]);
-        assert_eq!(overlapping("0.0.0.0/0"), [0, 1, 2, 3]);
+        assert_eq!(overlapping("0.0.0.0/0"), [0, 1, 2, 3, 6]);
         assert_eq!(overlapping("10.3.0.0/16"), [0]);
         assert_eq!(overlapping("2001:db8::/32"), [4]);
         for prefix in ["10.1.0.0/16", "10.3.0.0/16", "10.0.0.0/8"] {

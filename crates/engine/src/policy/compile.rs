@@ -160,7 +160,11 @@ impl Compiled {
     fn subjects(&self, request: &Request<'_>) -> Vec<Sender> {
         let subject = request.subject;
         let Subjects { persons, groups, tags, .. } = &self.subjects;
-        let mut subjects = self.members.get(subject.person).cloned().unwrap_or_default();
+        let by_policy = self.members.get(subject.person).map(Vec::as_slice).unwrap_or_default();
+        // One allocation is enough.
+        let most = by_policy.len() + subject.groups.len() + subject.tags.len() + 1;
+        let mut subjects = Vec::with_capacity(most);
+        subjects.extend_from_slice(by_policy);
         subjects.extend(subject.groups.iter().filter_map(|group| groups.get(group)));
         subjects.extend(subject.tags.iter().filter_map(|tag| tags.get(tag)));
         subjects.extend(persons.get(subject.person));

@@ -13,6 +13,10 @@ pub(super) struct Index {
     receivers: Prefixes<Vec<usize>>,
     /// For each receiver, the rules that name it, in descending precedence.
     rules: Vec<Vec<usize>>,
+    /// Whether any rule has a time window.
+    has_windows: bool,
+    /// Whether any receiver is the service that accepts sealed tunnels.
+    has_tunnels: bool,
 }
 
 impl Index {
@@ -21,6 +25,7 @@ impl Index {
         let mut index = Self::default();
         for (number, receiver) in receivers.into_iter().enumerate() {
             index.rules.push(Vec::new());
+            index.has_tunnels |= receiver.tunnel;
             receiver.prefixes.iter().for_each(|prefix| index.receivers.entry(prefix).push(number));
         }
         index
@@ -30,6 +35,7 @@ impl Index {
     pub(super) fn add_rules(&mut self, rules: &[Rule]) {
         for (number, rule) in rules.iter().enumerate() {
             rule.to.iter().for_each(|receiver| self.rules[*receiver].push(number));
+            self.has_windows |= !rule.when.is_always();
         }
         for of_receiver in &mut self.rules {
             of_receiver.sort_by_key(|rule| Reverse(rules[*rule].order()));
@@ -51,6 +57,16 @@ impl Index {
     /// Returns the receivers with a prefix that overlaps `prefix`; a receiver may occur twice.
     pub(super) fn overlapping(&self, prefix: &IpNet) -> impl Iterator<Item = usize> + use<'_> {
         self.receivers.overlapping(prefix).flatten().copied()
+    }
+
+    /// Reports whether any rule has a time window. Without one, decisions do not change with time.
+    pub(super) fn has_windows(&self) -> bool {
+        self.has_windows
+    }
+
+    /// Reports whether any receiver is the service that accepts sealed tunnels.
+    pub(super) fn has_tunnels(&self) -> bool {
+        self.has_tunnels
     }
 
     /// Returns the rules that name a receiver, in descending precedence.

@@ -4,6 +4,7 @@
 
 use crate::document::{Faults, Fields, Reader, hint, texts};
 use crate::model::Place;
+use crate::model::prefixes::Prefixes;
 use crate::policy::{Who, name_is_valid};
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,33 +55,6 @@ pub struct Path {
     pub hops: Vec<Ipv6Addr>,
 }
 
-/// Values by prefix. The value for an address is that of the longest prefix that contains the address.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Prefixes<T> {
-    lengths: BTreeSet<u8>,
-    values: BTreeMap<IpNet, T>,
-}
-
-impl<T> Default for Prefixes<T> {
-    fn default() -> Self {
-        Self { lengths: BTreeSet::new(), values: BTreeMap::new() }
-    }
-}
-
-impl<T> Prefixes<T> {
-    /// Adds a value. Returns whether the prefix had no value before.
-    fn add(&mut self, prefix: IpNet, value: T) -> bool {
-        self.lengths.insert(prefix.prefix_len());
-        self.values.insert(prefix, value).is_none()
-    }
-
-    fn around(&self, address: IpAddr) -> Option<&T> {
-        let most = if address.is_ipv4() { 32 } else { 128 };
-        let lengths = self.lengths.range(..=most).rev();
-        lengths.into_iter().find_map(|length| self.values.get(&IpNet::new(mask(address, *length), *length).ok()?))
-    }
-}
-
 impl Networks {
     /// Parses the text of `networks.toml`.
     ///
@@ -127,7 +101,7 @@ impl Networks {
     /// Returns the place of an address in a network, and the accounts that are allowed to request segments with this
     /// address as the sender.
     pub fn located(&self, vni: Vni, address: IpAddr) -> Option<&Located> {
-        self.places.get(&vni)?.around(address)
+        self.places.get(&vni)?.around(address.into()).next()
     }
 
     /// Returns the first path from one endpoint to another.
@@ -138,14 +112,14 @@ impl Networks {
     /// Returns the paths from one endpoint to another: the first one, then its alternatives. A path's position is its
     /// number (wire.md §8.16). The result is empty if there is no path.
     pub fn paths(&self, sending: IpAddr, receiving: IpAddr) -> &[Path] {
-        self.paths.get(&receiving).and_then(|paths| paths.around(sending)).map(Vec::as_slice).unwrap_or_default()
+        let paths = self.paths.get(&receiving).and_then(|paths| paths.around(sending.into()).next());
+        paths.map(Vec::as_slice).unwrap_or_default()
     }
 
     /// Returns the receiving endpoints of those paths on which `verifier` is the last verifier.
     pub fn endpoints_of(&self, verifier: &str) -> BTreeSet<IpAddr> {
         let is_last = |path: &Path| path.verifiers.last().is_some_and(|last| last == verifier);
-        let of =
-            |(to, paths): (&IpAddr, &Prefixes<Vec<Path>>)| paths.values.values().flatten().any(is_last).then_some(*to);
+        let of = |(to, paths): (&IpAddr, &Prefixes<Vec<Path>>)| paths.values().flatten().any(is_last).then_some(*to);
         self.paths.iter().filter_map(of).collect()
     }
 
@@ -157,14 +131,14 @@ impl Networks {
         for (vni, places) in &self.places {
             // Prefixes are sorted so that a prefix comes before the longer ones in it.
             let mut outermost: Option<IpNet> = None;
-            for (prefix, located) in &places.values {
+            for (prefix, located) in places.iter() {
                 let is_own = endpoints.contains(&located.place.endpoint);
-                let is_within = outermost.is_some_and(|outer| outer.contains(prefix));
+                let is_within = outermost.is_some_and(|outer| outer.contains(&prefix));
                 if is_own && !is_within {
-                    outermost = Some(*prefix);
+                    outermost = Some(prefix);
                 }
                 if is_own || is_within {
-                    found.push((*vni, *prefix, is_own.then_some(located)));
+                    found.push((*vni, prefix, is_own.then_some(located)));
                 }
             }
         }
@@ -173,14 +147,14 @@ impl Networks {
 
     /// Returns the numbers of networks, places and paths, each with its noun in the singular.
     pub fn counts(&self) -> [(usize, &'static str); 3] {
-        let places = self.places.values().map(|places| places.values.len()).sum();
-        let paths = self.paths.values().flat_map(|paths| paths.values.values()).map(Vec::len).sum();
+        let places = self.places.values().map(|places| places.values().count()).sum();
+        let paths = self.paths.values().flat_map(Prefixes::values).map(Vec::len).sum();
         [(self.vnis.len(), "network"), (places, "place"), (paths, "path")]
     }
 
     /// Returns the groups whose members are allowed to request segments for at least one sender.
     pub fn groups(&self) -> BTreeSet<&str> {
-        let places = self.places.values().flat_map(|places| places.values.values());
+        let places = self.places.values().flat_map(Prefixes::values);
         let named = places.flat_map(|located| located.asked_by.iter().flatten()).filter_map(|who| match who {
             Who::Group(group) => Some(group.as_str()),
             _ => None,
@@ -190,7 +164,7 @@ impl Networks {
 
     /// Returns the ids of the verifiers that are on at least one path.
     pub fn verifiers(&self) -> BTreeSet<&str> {
-        let paths = self.paths.values().flat_map(|paths| paths.values.values().flatten());
+        let paths = self.paths.values().flat_map(Prefixes::values).flatten();
         paths.flat_map(|path| &path.verifiers).map(String::as_str).collect()
     }
 
@@ -234,7 +208,7 @@ impl Networks {
                 let Some(prefix) = prefix(reader, &text) else { continue };
                 let (Some(vni), Some(endpoint)) = (network, endpoint) else { continue };
                 let place = Place { endpoint, interface: InterfaceId(interface as u16) };
-                if !self.places.entry(vni).or_default().add(prefix, Located { place, asked_by: asked_by.clone() }) {
+                if !self.places.entry(vni).or_default().insert(&prefix, Located { place, asked_by: asked_by.clone() }) {
                     reader
                         .fault(text.span(), format!("{prefix} of this network already has an endpoint and interface"));
                 }
@@ -276,7 +250,7 @@ impl Networks {
                             span.clone(),
                             format!("a path must not connect two address families: {from} to {to}"),
                         );
-                    } else if !self.paths.entry(to).or_default().add(from, paths.clone()) {
+                    } else if !self.paths.entry(to).or_default().insert(&from, paths.clone()) {
                         let way_out = "write other paths as [[paths.alternatives]] below it";
                         reader.fault(span.clone(), format!("there is a path from {from} to {to} already: {way_out}"));
                     }

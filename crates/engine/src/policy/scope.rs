@@ -45,7 +45,8 @@ impl Policy {
         let scope =
             wide.filter(|wide| !self.differing(request, rule, wide).any(|other| other.when.covers(request.now)));
         let scope = scope.unwrap_or(narrow);
-        let until = ends(self.differing(request, rule, &scope), rule, request.now);
+        let timed = self.index.has_windows().then(|| self.differing(request, rule, &scope));
+        let until = ends(timed.into_iter().flatten(), rule, request.now);
         let suite = match rule.terms.suite {
             GrantSuite::Sha224 => GrantSuite::Mac(Suite::Siphash),
             suite => suite,
