@@ -102,6 +102,7 @@ struct Latest {
     announced: Option<u8>,
 }
 
+/// The keys are hashes of the sessions' tokens, which the authority draws at random.
 type Table = RandomKeys<TokenHash, HashMap<Place, Entry>>;
 
 /// The grants that can be renewed, by session, and the numbers for new grants.

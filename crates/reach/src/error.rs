@@ -63,7 +63,7 @@ pub enum Error {
     },
     /// The kernel's configuration forbids data in SYNs.
     #[error(
-        "this machine does not send data in SYNs: net.ipv4.tcp_fastopen lacks bit 1. As root: `sysctl -w \
+        "this machine does not send data in SYNs: net.ipv4.tcp_fastopen does not allow it. As root: `sysctl -w \
          net.ipv4.tcp_fastopen=1` (for a container, set this in the container's network namespace when you start it)"
     )]
     FastOpenOff,

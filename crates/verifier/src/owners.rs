@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 /// Largest number of owners that are kept.
 pub const OWNERS_MAX: usize = 65_536;
 
-/// Grant owners by handle.
+/// The owners of grants, by the grant's handle.
 pub struct Owners {
     by_handle: HashMap<u64, GrantOwner>,
     max: usize,

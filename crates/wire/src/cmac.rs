@@ -1,7 +1,7 @@
 //! AES-128-CMAC (RFC 4493), with a single call into the `aes` crate for each message. The `cmac` crate makes two calls.
-//! In each call, the `aes` crate first prepares to encrypt many blocks in parallel. This preparation takes longer than
-//! the encryption of a message's few blocks. CMAC can't use the preparation, because each block depends on the block
-//! before it.
+//! In each call, the `aes` crate first gets ready to encrypt many blocks in parallel. That takes longer than the
+//! encryption of a message's few blocks, and CMAC gains nothing from it, because each block depends on the block before
+//! it.
 
 use aes::Aes128Enc;
 use aes::cipher::consts::U16;
@@ -44,8 +44,8 @@ impl PreparedKey {
 impl Drop for PreparedKey {
     fn drop(&mut self) {
         (self.cipher, self.zero) = (Aes128Enc::new(&[0; LEN].into()), 0);
-        // Without this line, the compiler could leave out a write that nobody reads.
-        core::hint::black_box(self);
+        // Without this barrier, the compiler could leave out a write that nobody reads.
+        zeroize::optimization_barrier(self);
     }
 }
 

@@ -22,8 +22,8 @@ pub const PAIR_LEN: usize = 7;
 pub const TOKEN_LEN: usize = 37;
 /// Length of a key transfer in bytes.
 pub const KEY_TRANSFER_LEN: usize = 35;
-/// Number of nonce2 values of a pair that each of an agent's two senders can use: half of all 65 536 values. The kernel
-/// program uses the lower half of the values, and the controller of switches the upper half (wire.md §5.8).
+/// Half of the 65 536 values of nonce2 that a pair has. An agent's kernel program uses the lower half, and its
+/// controller of switches the upper half (wire.md §5.8).
 pub const SENDERS_NONCES: u32 = 1 << 15;
 /// Length of an application server secret in bytes.
 pub const SECRET_LEN: usize = 32;

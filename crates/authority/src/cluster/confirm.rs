@@ -142,9 +142,9 @@ impl Confirmation {
         Ok(followed)
     }
 
-    /// Waits until the verifiers that are connected to this member have carried out everything that was announced to
-    /// them, for three seconds at most. Returns the state of these verifiers, as this member publishes it. `number` is
-    /// the number of the last log entry whose changes were announced to them.
+    /// Waits, for three seconds at most, until the verifiers that are connected to this member have carried out
+    /// everything that was announced to them. Returns the state of these verifiers, as this member publishes it.
+    /// `number` is the number of the last log entry whose changes were announced to them.
     pub async fn heard_here(&self, number: u64) -> VerifiersState {
         let enrolled = self.verifiers.ids();
         published(number, &enrolled, self.push.heard(&enrolled).await)

@@ -22,7 +22,8 @@ impl EtcdState {
         self.servers.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Asks the servers until the future is dropped. An authority in no cluster has no etcd.
+    /// Asks the servers of etcd for their state, again and again, until the future is dropped. If the authority is in no
+    /// cluster, it has no etcd, and this function asks nobody.
     ///
     /// # Errors
     /// Fails if the thread that asks the servers ends unexpectedly.

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// The sessions by the hash of their token. The authority chooses the tokens at random.
+/// The keys are hashes of tokens, which the authority draws at random.
 type Table = RandomKeys<TokenHash, Arc<Session>>;
 
 /// The sessions by the hash of their token. The database is authoritative. Only the storage thread writes this table,

@@ -146,10 +146,10 @@ impl Endpoint {
     }
 
     /// Returns the endpoint's key for this authority and the epoch whose low 8 bits are `epoch`.
-    fn key(&self, authority: IpAddr, epoch: u8, now: u32) -> Option<ProofKey> {
+    fn key(&self, authority: IpAddr, epoch: u8, now: u32) -> Option<&ProofKey> {
         let epoch = Epoch::at(now.into(), self.passed_on.epoch_length).from_wire(epoch)?;
         let is_it = |(of, known, _): &&(IpAddr, Epoch, ProofKey)| (*of, *known) == (authority, epoch);
-        self.passed_on.keys.iter().find(is_it).map(|(_, _, key)| key.clone())
+        self.passed_on.keys.iter().find(is_it).map(|(_, _, key)| key)
     }
 }
 

@@ -98,9 +98,9 @@ impl<H> Default for Lines<H> {
 }
 
 impl<H: Copy + Ord> Lines<H> {
-    /// Issues a line to a holder at the address `opener`, and removes the line that the holder had before. If a line
-    /// with this number exists already, changes nothing and returns `false`. `now` is in microseconds of the clock of
-    /// [`Self::read`].
+    /// Issues a line to a holder at the address `opener`, and removes the line that the holder had before. The caller
+    /// must draw `number` at random. If a line with this number exists already, changes nothing and returns `false`.
+    /// `now` is in microseconds of the clock of [`Self::read`].
     pub fn give(&mut self, holder: H, number: LineNumber, key: LineKey, opener: IpAddr, now: u64) -> bool {
         if self.lines.contains_key(&number) {
             return false;

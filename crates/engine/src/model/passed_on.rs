@@ -2,6 +2,7 @@
 //! The endpoint that gets both segments passes the return segment on to the endpoint that sends the answers.
 
 use super::Given;
+use std::borrow::Borrow;
 use std::net::Ipv6Addr;
 use wire::answers::{TAG_LEN, is_tagged, tag};
 use wire::{Ends, ProofKey, Segment, Vni};
@@ -37,11 +38,11 @@ impl Given {
     /// Parses a return segment that was passed on. `key` returns this endpoint's key for the authority and the epoch
     /// that the segment states. Returns `None` unless the authority issued this segment, for these addresses, to the
     /// owner of the key.
-    pub fn from_passed_on(
+    pub fn from_passed_on<K: Borrow<ProofKey>>(
         bytes: &[u8],
         vni: Vni,
         ends: Ends,
-        key: impl FnOnce(&Segment) -> Option<ProofKey>,
+        key: impl FnOnce(&Segment) -> Option<K>,
     ) -> Option<Self> {
         let (tag, segment) = bytes.split_first_chunk::<TAG_LEN>()?;
         let words = *segment.get(3)?;
@@ -53,7 +54,7 @@ impl Given {
         let path = hops.iter().map(|hop| Ipv6Addr::from(*hop)).collect();
         let given = Self::from_option(option, vni, ends, path).ok()?;
         let key = key(&given.segment)?;
-        is_tagged(&key, vni, &ends, option, hops, tag).then_some(given)
+        is_tagged(key.borrow(), vni, &ends, option, hops, tag).then_some(given)
     }
 }
 

@@ -1,5 +1,6 @@
-//! Maps whose keys are random numbers, or hashes of random numbers. Nobody can choose such keys so that they collide.
-//! Therefore a part of the key serves as its hash.
+//! Maps whose keys are random numbers, or hashes of random numbers. A part of such a key serves as its hash. Somebody who
+//! can make the authority draw many keys could keep those that collide, but a limit per account bounds how many keys an
+//! account has at a time.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -12,7 +13,7 @@ pub type RandomKeys<K, V> = HashMap<K, V, BuildHasherDefault<PartOfKey>>;
 pub struct PartOfKey(u64);
 
 impl Hasher for PartOfKey {
-    /// Takes the first eight bytes of what was written last. A slice writes its length before its content.
+    /// Takes the first eight bytes of the last part that has as many. A slice writes its length before its content.
     fn write(&mut self, bytes: &[u8]) {
         if let Some(first) = bytes.first_chunk() {
             self.0 = u64::from_ne_bytes(*first);

@@ -161,7 +161,7 @@ impl Compiled {
         let subject = request.subject;
         let Subjects { persons, groups, tags, .. } = &self.subjects;
         let by_policy = self.members.get(subject.person).map(Vec::as_slice).unwrap_or_default();
-        // One allocation is enough.
+        // With this capacity, the list is allocated once.
         let most = by_policy.len() + subject.groups.len() + subject.tags.len() + 1;
         let mut subjects = Vec::with_capacity(most);
         subjects.extend_from_slice(by_policy);

@@ -59,7 +59,7 @@ impl Index {
         self.receivers.overlapping(prefix).flatten().copied()
     }
 
-    /// Reports whether any rule has a time window. Without one, decisions do not change with time.
+    /// Reports whether any rule has a time window. Without one, the rules decide the same at all times.
     pub(super) fn has_windows(&self) -> bool {
         self.has_windows
     }

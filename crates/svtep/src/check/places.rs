@@ -87,7 +87,7 @@ fn has_path(endpoint: IpAddr, verifier: &str, said: &EndpointPlaces) -> Result<(
     Err(anyhow!(
         "in the authority's networks.toml, no path to this address ends with the verifier {verifier}{others}. So \
         nothing is delivered to this address, and tenants can't be compared with the authority's places: correct \
-        `address` here, or `to` and `verifiers` of a [[paths]] table there"
+        `address` in svtep.toml, or `to` and `verifiers` of a [[paths]] table in networks.toml"
     ))
 }
 
@@ -104,37 +104,38 @@ fn has_place(
     let known = places.0.get(network.as_str()).and_then(|places| places.first()).with_context(|| {
         format!(
             "the authority has no network of this name, or places no address of the network behind this endpoint{}. \
-             Correct `network` here, or add a [[places]] table to networks.toml there",
+             Correct `network` in svtep.toml, or add a [[places]] table to the authority's networks.toml",
             hint(network, places.0.keys().copied())
         )
     })?;
     ensure!(
         known.1.vni == vni,
-        "the network's number is {} at the authority and {vni} here: correct `vni` here",
+        "the network's number is {} at the authority and {vni} here: correct `vni` in svtep.toml",
         known.1.vni
     );
     let place = place.with_context(|| {
         format!(
-            "the authority does not place it behind this endpoint: correct `address` here, or add a [[places]] table \
-             with `interface = {}` to networks.toml there",
+            "the authority does not place it behind this endpoint: correct `address` in svtep.toml, or add a \
+             [[places]] table with `interface = {}` to the authority's networks.toml",
             tenant.id.0
         )
     })?;
     let Some(Behind { endpoint, interface, asked_by }) = &place.behind else {
         return Err(anyhow!(
-            "the authority places {} behind another endpoint: correct `address` here, or `endpoint` in networks.toml \
-             there",
+            "the authority places {} behind another endpoint: correct `address` in svtep.toml, or `endpoint` in the \
+             authority's networks.toml",
             place.prefix
         ));
     };
     ensure!(
         endpoints.contains(endpoint),
-        "the authority places it behind {endpoint}, which is no `address` of this endpoint: correct one of the two"
+        "the authority places it behind {endpoint}, which is no `address` of this endpoint: add {endpoint} to \
+         `address` in svtep.toml, or correct `endpoint` in the authority's networks.toml"
     );
     ensure!(
         *interface == tenant.id.0,
-        "its interface id is {interface} at the authority and {} here: correct `id` here, or `interface` in \
-        networks.toml there",
+        "its interface id is {interface} at the authority and {} here: correct `id` in svtep.toml, or \
+        `interface` in the authority's networks.toml",
         tenant.id.0
     );
     let Some((service, asked_by)) = service.zip(asked_by.as_ref()) else { return Ok(()) };
@@ -143,7 +144,7 @@ fn has_place(
     ensure!(
         may_ask,
         "the authority lets only {} request segments for this address, but `service_key` is the key of {service}: use \
-         another key, or correct `asked_by` in networks.toml there",
+         another key, or correct `asked_by` in the authority's networks.toml",
         asked_by.join(", ")
     );
     Ok(())
@@ -156,13 +157,13 @@ fn missing_tenant(EndpointPlace { network, prefix, behind, .. }: &EndpointPlace,
         Some((endpoint, _)) if !endpoints.contains(&endpoint) => {
             format!(
                 "the authority places it behind {endpoint}, which is no `address` of this endpoint: add {endpoint} to \
-                 `address` here, or correct `endpoint` in networks.toml there"
+                 `address` in svtep.toml, or correct `endpoint` in the authority's networks.toml"
             )
         }
         Some((_, interface)) => format!(
             "the authority places it behind interface id {interface} of this endpoint, but no tenant here has this id, \
-             so packets to {prefix} are dropped: add a [[tenants]] table with this id here, or remove the place from \
-             networks.toml at the authority"
+             so packets to {prefix} are dropped: add a [[tenants]] table with this id to svtep.toml, or remove the place \
+             from the authority's networks.toml"
         ),
         None => String::new(),
     };

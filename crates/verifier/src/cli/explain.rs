@@ -57,7 +57,7 @@ pub struct Subject {
     person: Option<String>,
 }
 
-/// Facts about a person to assume, in addition to facts that the authority knows
+/// Assumed facts about a person, in addition to those that the authority knows
 #[derive(Args, Debug)]
 pub struct Besides {
     /// Assume that the person uses this device, so that the device's tags apply

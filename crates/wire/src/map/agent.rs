@@ -79,7 +79,7 @@ impl Steered {
     /// Bit of the priority of a packet that user space sends, and of the header of the copy of a first packet: the
     /// packet travels by the carrier `tcp_in_udp`.
     pub const DATAGRAM: u32 = 1 << 14;
-    /// Treatment of flows that the ladder leads into a tunnel: `authenticate`, the weakest that records have.
+    /// Treatment of flows that the ladder leads into a tunnel: `authenticate`. No treatment of records is weaker.
     pub const LADDER_TREATMENT: u32 = 1;
 }
 

@@ -55,8 +55,8 @@ impl<S: Eq + Hash> AuditDedup<S> {
         *count <= WRITTEN
     }
 
-    /// Returns the numbers of events before `minute` that were not written, and removes their counters, so that each
-    /// number is reported once.
+    /// Returns how many events before `minute` were not written, and removes their counters, so that each count is
+    /// reported once.
     pub fn settle(&self, minute: u64) -> LeftOut<S> {
         let mut counts = self.lock();
         let past: Vec<_> = counts.by_subject.extract_if(|(_, at), _| *at < minute).collect();
