@@ -3,7 +3,7 @@
 
 mod giving;
 
-pub use giving::{GivenConsent, Giver, Giving, Term};
+pub use giving::{GivenConsent, Giver, Giving, GivingField, Refused, Term};
 
 use super::consent_table::ConsentTable;
 use super::examinations::Examinations;
@@ -509,13 +509,16 @@ fn permitted<'p>(
     lifetime: u32,
     why: &str,
 ) -> Result<&'p Delegation, Problem> {
-    policy.permitted(decider, applicant, receiver, services, lifetime).map_err(|exceeds| {
-        let why = match exceeds {
-            Exceeds::NotCovered => why.to_owned(),
-            Exceeds::TooLong(most) => format!("the delegation allows access for at most {}", duration(most)),
-        };
-        Problem::Access(StatusCode::FORBIDDEN, "exceeds_delegation", why)
-    })
+    policy.permitted(decider, applicant, receiver, services, lifetime).map_err(|exceeds| exceeding(exceeds, why))
+}
+
+/// Returns the problem that a consent exceeds the delegations. `why` is the message if no delegation covers it.
+fn exceeding(exceeds: Exceeds, why: &str) -> Problem {
+    let why = match exceeds {
+        Exceeds::NotCovered => why.to_owned(),
+        Exceeds::TooLong(most) => format!("the delegation allows access for at most {}", duration(most)),
+    };
+    Problem::Access(StatusCode::FORBIDDEN, "exceeds_delegation", why)
 }
 
 /// Returns the notice that a request or consent was withdrawn. `before` is its state before.

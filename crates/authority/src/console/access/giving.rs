@@ -11,7 +11,7 @@ use crate::console::visitor::{Form, Visitor};
 use crate::http::extractors::Part;
 use crate::http::problems::Problem;
 use crate::policy::AccessRequests;
-use crate::policy::access::{Giver, Giving, MOST_TEXT, Term, ToDecide};
+use crate::policy::access::{Giver, Giving, GivingField, MOST_TEXT, Refused, Term, ToDecide};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use engine::document::{duration, seconds};
@@ -98,7 +98,10 @@ pub(super) async fn give(
     let (who, receiver, services, lifetime, note) = (who?, receiver?, services?, time?, note?);
     let version = version?.parse().map_err(|_| Problem::Malformed("the version must be a number".into()))?;
     let result = match seconds(lifetime.trim()) {
-        None => Err(Problem::Malformed(TIME.into())),
+        None => {
+            let problem = Problem::Malformed(TIME.into());
+            Err(Refused { nth: None, field: Some(GivingField::Term), problem })
+        }
         Some(seconds) => {
             let giving = Giving {
                 holder: who.clone(),
@@ -108,21 +111,22 @@ pub(super) async fn give(
                 note: note.clone(),
             };
             let giver = Giver::Delegate(&visitor.session, visitor.token, version);
-            access.give(giver, visitor.operator(), vec![giving]).await.map_err(|refused| refused.problem)
+            access.give(giver, visitor.operator(), vec![giving]).await
         }
     };
-    let problem = match result {
+    let Refused { field, problem, .. } = match result {
         Ok(_) => return Ok(page::done(TO_DECIDE, "access-given").into_response()),
-        Err(problem @ (Problem::Malformed(_) | Problem::Access(..))) => problem,
-        Err(problem) => return Err(problem),
+        Err(refused) => refused,
     };
+    if !matches!(problem, Problem::Malformed(_) | Problem::Access(..)) {
+        return Err(problem);
+    }
     let said = problem.said();
-    let field = match &problem {
-        Problem::Malformed(text) if text.contains("time") => "give-for",
-        Problem::Malformed(text) if text.contains("note") => "give-note",
-        Problem::Access(_, "exceeds_delegation", text) if text.contains("at most") => "give-for",
-        Problem::Access(_, "not_requestable", _) => "give-services",
-        _ => "give-who",
+    let field = match field {
+        Some(GivingField::Services) => "give-services",
+        Some(GivingField::Term) => "give-for",
+        Some(GivingField::Note) => "give-note",
+        Some(GivingField::Holder) | None => "give-who",
     };
     let faults = vec![Fault::at(field, &said.title)];
     let attempted = Attempted { who, receiver, services, lifetime, note, faults };

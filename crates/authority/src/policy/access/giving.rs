@@ -1,7 +1,7 @@
 //! Consents for which nobody has asked. A delegate gives them at the console, an operator by a command. The delegation
 //! bounds them as it bounds decisions about requests.
 
-use super::{AccessRequests, Facts, line, permitted, policy_changed, read_services, within};
+use super::{AccessRequests, Facts, exceeding, line, policy_changed, read_services, within};
 use crate::http::problems::Problem;
 use crate::now;
 use crate::storage::{
@@ -10,7 +10,7 @@ use crate::storage::{
 use crate::webhook::Notice;
 use axum::http::StatusCode;
 use engine::model::Service;
-use engine::policy::delegation::{Applicant, Decider};
+use engine::policy::delegation::{Applicant, Decider, Exceeds};
 use engine::policy::holder::Holder;
 use engine::policy::{Subject, service};
 use serde::{Deserialize, Serialize};
@@ -71,17 +71,32 @@ pub struct GivenConsent {
     pub until: u64,
 }
 
+/// A field of a [`Giving`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GivingField {
+    /// [`Giving::holder`].
+    Holder,
+    /// [`Giving::services`].
+    Services,
+    /// [`Giving::term`].
+    Term,
+    /// [`Giving::note`].
+    Note,
+}
+
 /// The reason why no consent was given.
 pub struct Refused {
     /// The index of the consent at fault, if a single consent is the reason why none was given.
     pub nth: Option<usize>,
+    /// The field at fault, if a single field of that consent is the reason.
+    pub field: Option<GivingField>,
     /// The reason.
     pub problem: Problem,
 }
 
 impl From<Problem> for Refused {
     fn from(problem: Problem) -> Self {
-        Self { nth: None, problem }
+        Self { nth: None, field: None, problem }
     }
 }
 
@@ -114,8 +129,7 @@ impl AccessRequests {
         by: Operator,
         givings: Vec<Giving>,
     ) -> Result<Vec<GivenConsent>, Refused> {
-        let reads = givings.into_iter().enumerate();
-        let reads = reads.map(|(nth, giving)| read(giving).map_err(|problem| Refused { nth: Some(nth), problem }));
+        let reads = givings.into_iter().enumerate().map(|(nth, giving)| read(nth, giving));
         let reads: Vec<Read> = reads.collect::<Result<_, _>>()?;
         let given = self.permit(giver, by, reads).await?;
         let whose = given.delegate.as_ref().map_or(OPERATORS, |delegate| delegate.person.as_str()).to_owned();
@@ -150,12 +164,12 @@ impl AccessRequests {
             Given::SessionEnded => return Err(Problem::NotLoggedIn.into()),
             Given::Changed => return Err(policy_changed("open the page again, or repeat the command").into()),
             Given::HolderChanged(nth) => {
-                return Err(Refused { nth: Some(nth), problem: policy_changed("try again") });
+                return Err(Refused { nth: Some(nth), field: None, problem: policy_changed("try again") });
             }
-            Given::NoPerson(nth) => return Err(Refused { nth: Some(nth), problem: nobody(giver, &shown[nth].holder) }),
+            Given::NoPerson(nth) => return Err(at(nth, GivingField::Holder, nobody(giver, &shown[nth].holder))),
             Given::TooMany(nth, why) => {
                 let problem = Problem::Access(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", why.into());
-                return Err(Refused { nth: Some(nth), problem });
+                return Err(Refused { nth: Some(nth), field: None, problem });
             }
         };
         for (consent, id) in shown.iter_mut().zip(&ids) {
@@ -199,18 +213,18 @@ impl AccessRequests {
         let policy = policy.policy();
         let mut consents = Vec::new();
         for (nth, (read, facts)) in reads.into_iter().zip(people).enumerate() {
-            let refused = |problem| Refused { nth: Some(nth), problem };
+            let of_holder = |problem| at(nth, GivingField::Holder, problem);
             let Read { holder, receiver, services, lifetime, note } = read;
             if let Some((session, ..)) = delegate
                 && holder.person() == Some(session.person.as_str())
             {
                 let why = "nobody decides about themselves: another delegate has to give you access";
-                return Err(refused(Problem::Access(StatusCode::FORBIDDEN, "own_request", why.into())));
+                return Err(of_holder(Problem::Access(StatusCode::FORBIDDEN, "own_request", why.into())));
             }
             if let Holder::Group(name) = &holder
                 && !policy.has_group(name)
             {
-                return Err(refused(nobody(giver, &holder.to_string())));
+                return Err(of_holder(nobody(giver, &holder.to_string())));
             }
             let applicant =
                 Applicant { subject: holder.subject(&facts.groups, &facts.tags), delegations: None, is_unasked: true };
@@ -222,11 +236,17 @@ impl AccessRequests {
                 }
             };
             let permitted = if services.is_empty() {
-                Err(Problem::Access(StatusCode::FORBIDDEN, "exceeds_delegation", why))
+                Err(Exceeds::NotCovered)
             } else {
-                permitted(policy, decider, applicant, &receiver, &services, lifetime, &why)
+                policy.permitted(decider, applicant, &receiver, &services, lifetime)
             };
-            let delegation = permitted.map_err(refused)?;
+            let delegation = permitted.map_err(|exceeds| {
+                let field = match exceeds {
+                    Exceeds::NotCovered => GivingField::Holder,
+                    Exceeds::TooLong(_) => GivingField::Term,
+                };
+                at(nth, field, exceeding(exceeds, &why))
+            })?;
             let (delegation, label) = (delegation.name.clone(), delegation.label().to_string());
             consents.push(NewConsent {
                 id: random_number()?,
@@ -250,17 +270,23 @@ impl AccessRequests {
     }
 }
 
-fn read(giving: Giving) -> Result<Read, Problem> {
+/// Returns the refusal because of a field of one consent.
+fn at(nth: usize, field: GivingField, problem: Problem) -> Refused {
+    Refused { nth: Some(nth), field: Some(field), problem }
+}
+
+fn read(nth: usize, giving: Giving) -> Result<Read, Refused> {
+    let refused = |field| move |problem| at(nth, field, problem);
     let Giving { holder, receiver, services, term, note } = giving;
     let lifetime = match term {
         Term::For(seconds) => Some(seconds),
         Term::Until(time) => u32::try_from(time.saturating_sub(now())).ok(),
     };
     Ok(Read {
-        holder: holder.trim().parse().map_err(Problem::Malformed)?,
-        services: read_services(&services)?,
-        lifetime: within(lifetime)?,
-        note: line("note", &note)?,
+        holder: holder.trim().parse().map_err(Problem::Malformed).map_err(refused(GivingField::Holder))?,
+        services: read_services(&services).map_err(refused(GivingField::Services))?,
+        lifetime: within(lifetime).map_err(refused(GivingField::Term))?,
+        note: line("note", &note).map_err(refused(GivingField::Note))?,
         receiver,
     })
 }
