@@ -6,9 +6,8 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::{fs, mem, ptr, slice};
-use tempfile::TempDir;
 use wire::map::{Flow, VerifierConfig, counter};
 use zerocopy::IntoBytes;
 
@@ -16,6 +15,8 @@ const ELEMENT_LENGTH: usize = 1 << 14;
 const TABLE_LENGTH: usize = ELEMENT_LENGTH * ELEMENTS_MAX;
 const TABLES_MAX: usize = 64;
 const FRAME_ROOM: usize = 2048;
+/// File name of the compiled program.
+const LIBRARY: &str = "program.so";
 
 /// A change to the program's source before compilation, by which a test restores an earlier bug.
 #[derive(Clone, Copy, Debug)]
@@ -109,8 +110,11 @@ impl Program {
         constants: Constants,
         room: BTreeMap<&'static str, usize>,
     ) -> Result<Self> {
-        let library = compile(edits)?;
-        let path = CString::new(library.path().join("program.so").into_os_string().into_encoded_bytes())?;
+        let folder = tempfile::tempdir().context("cannot make a folder")?;
+        // A library that is loaded twice from one file would have its settings only once.
+        let path = folder.path().join(LIBRARY);
+        fs::write(&path, compiled(edits)?)?;
+        let path = CString::new(path.into_os_string().into_encoded_bytes())?;
         // SAFETY: this process has compiled the library, which runs no code when it is loaded.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         ensure!(!handle.is_null(), "cannot load the compiled program: {}", dl_error());
@@ -462,8 +466,21 @@ fn is_around(prefix: &[u8], key: &[u8]) -> bool {
     (0..length).all(|index| bit(prefix, index) == bit(key, index))
 }
 
-/// Compiles the program to `program.so` in a folder that is removed when the result is dropped.
-fn compile(edits: &[Edit]) -> Result<TempDir> {
+/// Returns the compiled program, a shared library. The program without edits, which most tests need, is compiled once.
+fn compiled(edits: &[Edit]) -> Result<Vec<u8>> {
+    static UNEDITED: Mutex<Option<Vec<u8>>> = Mutex::new(None);
+    if !edits.is_empty() {
+        return compile(edits);
+    }
+    let mut unedited = UNEDITED.lock().unwrap_or_else(PoisonError::into_inner);
+    match &*unedited {
+        Some(library) => Ok(library.clone()),
+        None => Ok(unedited.insert(compile(edits)?).clone()),
+    }
+}
+
+/// Compiles the program, and returns the contents of the library.
+fn compile(edits: &[Edit]) -> Result<Vec<u8>> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let built = tempfile::tempdir().context("cannot make a folder")?;
     let folder = built.path().to_owned();
@@ -508,8 +525,8 @@ fn compile(edits: &[Edit]) -> Result<TempDir> {
     clang(&[&common[..], &sanitized, &["verifier.bpf.c", "-o", "program.o"]].concat())?;
     clang(&[&common[..], &[&runtime, "-o", "runtime.o"]].concat())?;
     let wrapped = ["-shared", "-Wl,-Bsymbolic", "-Wl,--wrap=memcpy", "-Wl,--wrap=memset", "-Wl,-z,defs"];
-    clang(&[&wrapped[..], &["program.o", "runtime.o", "-o", "program.so"]].concat())?;
-    Ok(built)
+    clang(&[&wrapped[..], &["program.o", "runtime.o", "-o", LIBRARY]].concat())?;
+    Ok(fs::read(folder.join(LIBRARY))?)
 }
 
 fn symbol(library: *mut c_void, name: &str) -> Result<*mut c_void> {
