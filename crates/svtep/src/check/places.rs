@@ -127,11 +127,7 @@ fn has_place(
             place.prefix
         ));
     };
-    ensure!(
-        endpoints.contains(endpoint),
-        "the authority places it behind {endpoint}, which is no `address` of this endpoint: add {endpoint} to \
-         `address` in svtep.toml, or correct `endpoint` in the authority's networks.toml"
-    );
+    ensure!(endpoints.contains(endpoint), elsewhere(*endpoint));
     ensure!(
         *interface == tenant.id.0,
         "its interface id is {interface} at the authority and {} here: correct `id` in svtep.toml, or \
@@ -150,16 +146,19 @@ fn has_place(
     Ok(())
 }
 
+/// Returns the message about a place behind an endpoint whose address is not in the settings.
+fn elsewhere(endpoint: IpAddr) -> String {
+    format!(
+        "the authority places it behind {endpoint}, which is no `address` of this endpoint: add {endpoint} to \
+         `address` in svtep.toml, or correct `endpoint` in the authority's networks.toml"
+    )
+}
+
 /// Reports a place behind this endpoint to which no tenant belongs.
 fn missing_tenant(EndpointPlace { network, prefix, behind, .. }: &EndpointPlace, endpoints: &[IpAddr]) -> Found {
     let behind = behind.as_ref().map(|behind| (behind.endpoint, behind.interface));
     let fault = match behind {
-        Some((endpoint, _)) if !endpoints.contains(&endpoint) => {
-            format!(
-                "the authority places it behind {endpoint}, which is no `address` of this endpoint: add {endpoint} to \
-                 `address` in svtep.toml, or correct `endpoint` in the authority's networks.toml"
-            )
-        }
+        Some((endpoint, _)) if !endpoints.contains(&endpoint) => elsewhere(endpoint),
         Some((_, interface)) => format!(
             "the authority places it behind interface id {interface} of this endpoint, but no tenant here has this id, \
              so packets to {prefix} are dropped: add a [[tenants]] table with this id to svtep.toml, or remove the place \
