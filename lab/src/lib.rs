@@ -8,6 +8,7 @@
     reason = "every function fails if a command or a system call fails; a scenario ends then, and prints the error"
 )]
 
+pub mod acceptor;
 pub mod arrivals;
 pub mod capture;
 pub mod counter;
@@ -42,6 +43,7 @@ pub mod world;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+pub use acceptor::Acceptor;
 pub use capture::Capture;
 pub use etcd::Etcd;
 pub use evidence::test;

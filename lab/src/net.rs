@@ -120,11 +120,16 @@ impl Namespace {
 
     /// Assigns to `device` the `addresses` (with prefix lengths, separated by spaces).
     pub fn address(&self, device: &str, addresses: &str) -> Result<()> {
-        for address in addresses.split_whitespace() {
-            let at_once = if address.contains(':') { "nodad" } else { "" };
-            self.ip(&format!("address add {address} dev {device} {at_once}"))?;
-        }
-        Ok(())
+        self.batch(&assign(device, addresses))
+    }
+
+    /// Runs `ip LINE` in the namespace for each of the `lines`, in one process.
+    fn batch(&self, lines: &str) -> Result<()> {
+        let file = self.dir().join("ip");
+        fs::write(&file, lines)?;
+        host([OsStr::new("ip"), "-n".as_ref(), self.name.as_ref(), "-batch".as_ref(), file.as_ref()])
+            .map(drop)
+            .with_context(|| format!("ip for these lines:\n{lines}"))
     }
 
     /// Routes `destination` (a prefix or `default`) through the neighbour `via`.
@@ -219,10 +224,18 @@ pub fn veth(
             .split_whitespace(),
     )?;
     for (end, device, addresses) in [(a, a_device, a_addresses), (b, b_device, b_addresses)] {
-        end.ip(&format!("link set {device} up"))?;
-        end.address(device, addresses)?;
+        end.batch(&format!("link set {device} up\n{}", assign(device, addresses)))?;
     }
     Ok(())
+}
+
+/// Returns lines for `ip` that assign to `device` the `addresses`.
+fn assign(device: &str, addresses: &str) -> String {
+    let line = |address: &str| {
+        let at_once = if address.contains(':') { "nodad" } else { "" };
+        format!("address add {address} dev {device} {at_once}\n")
+    };
+    addresses.split_whitespace().map(line).collect()
 }
 
 /// Deletes namespaces left behind by test processes that were killed.

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::acceptor::Acceptor;
 use crate::net::Namespace;
 use crate::poll;
 use crate::process::{self, Process};
@@ -86,6 +87,7 @@ struct Seen {
 
 /// An echo service. Dropping it ends the service.
 pub struct Echo {
+    _tcp: Acceptor,
     seen: Arc<Seen>,
     end: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -96,9 +98,13 @@ impl Echo {
     pub fn start(namespace: &Namespace, port: u16) -> Result<Self> {
         let (seen, end) = (Arc::new(Seen::default()), Arc::new(AtomicBool::new(false)));
         let tcp = namespace.enter(|| listener(port)).context("cannot listen for the echo over TCP")?;
-        tcp.set_nonblocking(true)?;
-        let mut echo = Self { seen, end, threads: Vec::new() };
-        echo.spawn(move |seen, end| accept(&tcp, seen, end));
+        let counters = seen.clone();
+        let tcp = Acceptor::start(tcp, move |stream, peer| {
+            counters.tcp.fetch_add(1, Relaxed);
+            came(&counters, peer);
+            drop(converse(stream));
+        });
+        let mut echo = Self { _tcp: tcp, seen, end, threads: Vec::new() };
         // Use one socket per address, so that an answer leaves from the address that the client used.
         let addresses = namespace.run(["ip", "-o", "address", "show", "scope", "global"])?;
         for address in addresses.lines().filter_map(|line| line.split_whitespace().nth(3)) {
@@ -158,41 +164,16 @@ fn listener(port: u16) -> Result<TcpListener> {
     Ok(listener)
 }
 
-fn accept(listener: &TcpListener, seen: &Arc<Seen>, end: &Arc<AtomicBool>) {
-    let mut open: Vec<JoinHandle<()>> = Vec::new();
-    while !end.load(Relaxed) {
-        match listener.accept() {
-            Ok((stream, peer)) => {
-                seen.tcp.fetch_add(1, Relaxed);
-                came(seen, peer);
-                let end = end.clone();
-                open.retain(|thread| !thread.is_finished());
-                open.push(thread::spawn(move || drop(converse(stream, &end))));
-            }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(Duration::from_millis(1)),
-            Err(_) => break,
-        }
-    }
-    open.into_iter().for_each(|thread| drop(thread.join()));
-}
-
-fn converse(mut stream: TcpStream, end: &AtomicBool) -> std::io::Result<()> {
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(TICK))?;
+fn converse(mut stream: &TcpStream) -> std::io::Result<()> {
     stream.set_write_timeout(Some(Duration::from_secs(5)))?;
     stream.set_nodelay(true)?;
     let mut buffer = vec![0; 64 * 1024];
-    while !end.load(Relaxed) {
-        match stream.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(size) => stream.write_all(&buffer[..size])?,
-            // Stopping and continuing the process interrupts its reads.
-            Err(error)
-                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
-            Err(error) => return Err(error),
+    loop {
+        match stream.read(&mut buffer)? {
+            0 => return Ok(()),
+            size => stream.write_all(&buffer[..size])?,
         }
     }
-    Ok(())
 }
 
 fn answer(socket: &UdpSocket, seen: &Arc<Seen>, end: &AtomicBool) {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nix::sys::socket::{setsockopt, sockopt::SndBuf};
 
+use crate::acceptor::Acceptor;
 use crate::net::Namespace;
 
 /// Approximate limit of the bytes in flight in a rate-limited transfer.
@@ -18,31 +19,20 @@ const CHUNK: usize = 128 * 1024;
 /// How long either side waits for the other before it gives up.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A server that receives from one client at a time and counts the bytes. Dropping it ends the server.
+/// A server that receives and counts bytes. Dropping it ends the server.
 pub struct Sink {
     taken: Arc<AtomicU64>,
-    end: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    _acceptor: Acceptor,
 }
 
 impl Sink {
     /// Listens on TCP `port` of every address of `namespace`.
     pub fn start(namespace: &Namespace, port: u16) -> Result<Self> {
         let listener = namespace.enter(|| TcpListener::bind(("::", port))).context("cannot listen for the transfer")?;
-        listener.set_nonblocking(true)?;
-        let (taken, end) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let thread = thread::spawn({
-            let (taken, end) = (taken.clone(), end.clone());
-            move || {
-                while !end.load(Relaxed) {
-                    match listener.accept() {
-                        Ok((stream, _)) => drop(swallow(stream, &taken, &end)),
-                        Err(_) => thread::sleep(Duration::from_millis(1)),
-                    }
-                }
-            }
-        });
-        Ok(Self { taken, end, thread: Some(thread) })
+        let taken = Arc::new(AtomicU64::new(0));
+        let counter = taken.clone();
+        let acceptor = Acceptor::start(listener, move |stream, _| drop(swallow(stream, &counter)));
+        Ok(Self { taken, _acceptor: acceptor })
     }
 
     /// Returns the number of bytes received so far.
@@ -51,31 +41,15 @@ impl Sink {
     }
 }
 
-impl Drop for Sink {
-    fn drop(&mut self) {
-        self.end.store(true, Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn swallow(mut stream: TcpStream, taken: &AtomicU64, end: &AtomicBool) -> std::io::Result<()> {
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(Duration::from_millis(100)))?;
+fn swallow(mut stream: &TcpStream, taken: &AtomicU64) -> std::io::Result<()> {
     let mut buffer = vec![0; CHUNK];
-    while !end.load(Relaxed) {
-        match stream.read(&mut buffer) {
-            Ok(0) => {
-                // The client waits for this byte, which confirms that everything has arrived.
-                return stream.write_all(b".");
-            }
-            Ok(size) => drop(taken.fetch_add(size as u64, Relaxed)),
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
+    loop {
+        match stream.read(&mut buffer)? {
+            // The client waits for this byte, which confirms that everything has arrived.
+            0 => return stream.write_all(b"."),
+            size => drop(taken.fetch_add(size as u64, Relaxed)),
         }
     }
-    Ok(())
 }
 
 /// A transfer that runs concurrently with the caller.

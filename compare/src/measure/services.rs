@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use lab::Namespace;
+use lab::{Acceptor, Namespace};
 use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 
 use crate::site::SERVER;
@@ -127,6 +127,7 @@ pub fn datagram(buffer: &mut Vec<u8>, run: u64, number: u64, sent: u64, length: 
 
 /// The running services. They end when they are dropped.
 pub struct Services {
+    _tcp: Acceptor,
     end: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
     begun: Instant,
@@ -152,20 +153,20 @@ impl Services {
                 socket.set_read_timeout(Some(TICK))?;
             }
             let tcp = TcpListener::bind(at(TCP))?;
-            tcp.set_nonblocking(true)?;
             Ok((tcp, echo, count))
         };
         let (tcp, echo, count) = server.enter(open).context("cannot start the services behind the gateway")?;
+        let bytes: Arc<AtomicU64> = Arc::default();
+        let counter = bytes.clone();
         let mut this = Self {
+            _tcp: Acceptor::start(tcp, move |stream, _| drop(serve(stream, &counter))),
             end: Arc::default(),
             threads: Vec::new(),
             begun: Instant::now(),
             runs: AtomicU64::new(1),
-            bytes: Arc::default(),
+            bytes,
             arrivals: Arc::default(),
         };
-        let (end, bytes) = (this.end.clone(), this.bytes.clone());
-        this.threads.push(thread::spawn(move || accept(&tcp, &end, &bytes)));
         let end = this.end.clone();
         this.threads.push(thread::spawn(move || answer(&echo, &end)));
         let (end, arrivals, begun) = (this.end.clone(), this.arrivals.clone(), this.begun);
@@ -209,49 +210,28 @@ impl Drop for Services {
     }
 }
 
-fn accept(listener: &TcpListener, end: &Arc<AtomicBool>, bytes: &Arc<AtomicU64>) {
-    let mut open: Vec<JoinHandle<()>> = Vec::new();
-    while !end.load(Relaxed) {
-        match listener.accept() {
-            Ok((stream, _)) => {
-                let (end, bytes) = (end.clone(), bytes.clone());
-                open.retain(|thread| !thread.is_finished());
-                open.push(thread::spawn(move || drop(serve(stream, &end, &bytes))));
-            }
-            Err(_) => thread::sleep(Duration::from_millis(1)),
-        }
-    }
-    open.into_iter().for_each(|thread| drop(thread.join()));
-}
-
-fn serve(mut stream: TcpStream, end: &AtomicBool, bytes: &AtomicU64) -> std::io::Result<()> {
-    stream.set_nonblocking(false)?;
+fn serve(mut stream: &TcpStream, bytes: &AtomicU64) -> std::io::Result<()> {
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     stream.set_write_timeout(Some(Duration::from_secs(10)))?;
     stream.set_nodelay(true)?;
     let mut kind = [0];
     stream.read_exact(&mut kind)?;
-    stream.set_read_timeout(Some(TICK))?;
+    stream.set_read_timeout(None)?;
     let mut buffer = vec![0; 256 * 1024];
-    while !end.load(Relaxed) {
+    loop {
         if kind[0] == Use::Down.byte() {
             stream.write_all(&buffer)?;
             continue;
         }
-        let size = match stream.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(size) => size,
-            Err(error) if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted) => {
-                continue;
-            }
-            Err(error) => return Err(error),
+        let size = match stream.read(&mut buffer)? {
+            0 => return Ok(()),
+            size => size,
         };
         match kind[0] == Use::Exchange.byte() {
             true => stream.write_all(&buffer[..size])?,
             false => drop(bytes.fetch_add(size as u64, Relaxed)),
         }
     }
-    Ok(())
 }
 
 fn answer(socket: &UdpSocket, end: &AtomicBool) {

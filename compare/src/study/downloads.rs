@@ -6,11 +6,11 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddrV4, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Barrier};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use lab::Namespace;
+use lab::{Acceptor, Namespace};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 
@@ -170,47 +170,20 @@ impl Keys {
     }
 }
 
-/// An HTTPS server whose only file never ends; it ends when dropped.
+/// An HTTPS server whose only file never ends. Dropping it ends the server.
 struct Server {
-    end: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    _acceptor: Acceptor,
 }
 
 impl Server {
     fn start(namespace: &Namespace, keys: &Keys) -> Result<Self> {
         let listener = namespace.enter(|| TcpListener::bind(("0.0.0.0", PORT))).context("cannot start the server")?;
-        listener.set_nonblocking(true)?;
-        let end = Arc::new(AtomicBool::new(false));
-        let (flag, config) = (end.clone(), keys.server.clone());
-        let thread = thread::spawn(move || {
-            let mut open: Vec<JoinHandle<()>> = Vec::new();
-            while !flag.load(Relaxed) {
-                match listener.accept() {
-                    Ok((stream, _)) => {
-                        let (flag, config) = (flag.clone(), config.clone());
-                        open.retain(|thread| !thread.is_finished());
-                        open.push(thread::spawn(move || drop(serve(stream, config, &flag))));
-                    }
-                    Err(_) => thread::sleep(Duration::from_millis(1)),
-                }
-            }
-            open.into_iter().for_each(|thread| drop(thread.join()));
-        });
-        Ok(Self { end, thread: Some(thread) })
+        let config = keys.server.clone();
+        Ok(Self { _acceptor: Acceptor::start(listener, move |stream, _| drop(serve(stream, config.clone()))) })
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.end.store(true, Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn serve(socket: TcpStream, config: Arc<ServerConfig>, end: &AtomicBool) -> Result<()> {
-    socket.set_nonblocking(false)?;
+fn serve(socket: &TcpStream, config: Arc<ServerConfig>) -> Result<()> {
     socket.set_nodelay(true)?;
     socket.set_read_timeout(Some(Duration::from_secs(5)))?;
     socket.set_write_timeout(Some(Duration::from_secs(2)))?;
@@ -222,8 +195,7 @@ fn serve(socket: TcpStream, config: Arc<ServerConfig>, end: &AtomicBool) -> Resu
     }
     stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nConnection: close\r\n\r\n")?;
     let buffer = vec![0x55; 128 * 1024];
-    while !end.load(Relaxed) {
+    loop {
         stream.write_all(&buffer)?;
     }
-    Ok(())
 }

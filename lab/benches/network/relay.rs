@@ -4,13 +4,13 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use lab::Namespace;
+use lab::{Acceptor, Namespace};
 
 /// The address that switches connect to.
 pub const ADDRESS: &str = "127.0.0.1:6654";
@@ -18,40 +18,24 @@ pub const ADDRESS: &str = "127.0.0.1:6654";
 /// A running relay. It forwards bytes in both directions, and delays them in each direction by half of the
 /// `round_trip` given to [`Self::start`]. Dropping the relay ends it.
 pub struct Relay {
-    end: Arc<AtomicBool>,
     handed_on: Arc<AtomicU64>,
-    thread: Option<thread::JoinHandle<()>>,
+    _acceptor: Acceptor,
 }
 
 impl Relay {
     /// Listens on [`ADDRESS`] of the namespace and forwards to the controller at `to`.
     pub fn start(namespace: &Namespace, to: SocketAddr, round_trip: Duration) -> Result<Self> {
-        let listener = namespace.enter(|| TcpListener::bind(ADDRESS)).context("relay")?;
-        listener.set_nonblocking(true)?;
-        let (end, handed_on) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let path = namespace.path();
-        let thread = thread::spawn({
-            let (end, handed_on) = (end.clone(), handed_on.clone());
-            move || {
-                let inside = std::fs::File::open(path)
-                    .map_err(anyhow::Error::from)
-                    .and_then(|file| Ok(nix::sched::setns(&file, nix::sched::CloneFlags::CLONE_NEWNET)?));
-                if let Err(error) = inside {
-                    return eprintln!("bench: relay: {error:#}");
-                }
-                while !end.load(Relaxed) {
-                    match listener.accept().and_then(|(switch, _)| Ok((switch, TcpStream::connect(to)?))) {
-                        Ok((switch, controller)) => {
-                            if let Err(error) = join(switch, controller, round_trip / 2, &handed_on) {
-                                eprintln!("bench: relay: {error:#}");
-                            }
-                        }
-                        Err(_) => thread::sleep(Duration::from_millis(1)),
-                    }
-                }
+        let handed_on = Arc::new(AtomicU64::new(0));
+        let counter = handed_on.clone();
+        let forward = move |switch: &TcpStream, _| {
+            let joined = TcpStream::connect(to).map_err(anyhow::Error::from);
+            if let Err(error) = joined.and_then(|controller| join(switch, controller, round_trip / 2, &counter)) {
+                eprintln!("bench: relay: {error:#}");
             }
-        });
-        Ok(Self { end, handed_on, thread: Some(thread) })
+        };
+        // Threads begin in the namespace of the thread that starts them.
+        let start = || TcpListener::bind(ADDRESS).map(|listener| Acceptor::start(listener, forward));
+        Ok(Self { handed_on, _acceptor: namespace.enter(start).context("relay")? })
     }
 
     /// Reports whether the relay has forwarded at least as many messages as switch and controller need to exchange
@@ -61,21 +45,11 @@ impl Relay {
     }
 }
 
-impl Drop for Relay {
-    fn drop(&mut self) {
-        self.end.store(true, Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn join(switch: TcpStream, controller: TcpStream, delay: Duration, handed_on: &Arc<AtomicU64>) -> Result<()> {
-    switch.set_nonblocking(false)?;
-    for stream in [&switch, &controller] {
+fn join(switch: &TcpStream, controller: TcpStream, delay: Duration, handed_on: &Arc<AtomicU64>) -> Result<()> {
+    for stream in [switch, &controller] {
         stream.set_nodelay(true)?;
     }
-    for (from, to) in [(switch.try_clone()?, controller.try_clone()?), (controller, switch)] {
+    for (from, to) in [(switch.try_clone()?, controller.try_clone()?), (controller, switch.try_clone()?)] {
         let (sender, waiting) = mpsc::channel::<(Instant, Vec<u8>)>();
         let (mut reader, mut writer, handed_on) = (from, to, handed_on.clone());
         thread::spawn(move || {

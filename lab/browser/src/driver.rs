@@ -40,7 +40,8 @@ impl<'n> Browser<'n> {
     pub fn start(namespace: &'n Namespace) -> Result<Self> {
         let profile = tempfile::Builder::new().prefix("browser-").tempdir_in(namespace.dir())?.keep();
         let mut command = namespace.command(program(DRIVER, &["chromedriver"])?);
-        command.arg("--port=0").env("HOME", &profile);
+        // The driver makes the browser's profile in this directory.
+        command.arg("--port=0").env("HOME", &profile).env("TMPDIR", &profile);
         let mut driver = namespace.start(command)?;
         const STARTED: &str = "was started successfully on port ";
         driver.wait_for(STARTED, SOON).context("chromedriver")?;
@@ -50,8 +51,8 @@ impl<'n> Browser<'n> {
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         // WebDriver's `acceptInsecureCerts` does not cover passkeys.
         let settings = json!({ "webauthn.allow_with_broken_certs": true });
-        let binary = program(CHROMIUM, &["chromium", "google-chrome", "chromium-browser"])?;
-        let options = json!({ "args": arguments(&profile), "binary": binary, "prefs": settings });
+        let binary = program(CHROMIUM, &["chromium-headless-shell", "chromium", "google-chrome", "chromium-browser"])?;
+        let options = json!({ "args": arguments(), "binary": binary, "prefs": settings });
         // With "eager", a page counts as loaded when a person can use it, even if it still fetches resources from
         // elsewhere.
         let wanted = json!({
@@ -191,15 +192,14 @@ impl Drop for Browser<'_> {
     }
 }
 
-fn arguments(profile: &Path) -> Vec<String> {
+fn arguments() -> Vec<String> {
     let words = "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run \
                  --disable-background-networking --disable-component-update --disable-sync --window-size=1280,900";
-    let profile = format!("--user-data-dir={}", profile.display());
     // Namespaces have no name servers, and no test should wait for one. So the browser resolves this one name, and uses
     // addresses otherwise.
     let named = format!("MAP {NAME} {AUTHORITY}");
     let names = format!("--host-resolver-rules={named}, MAP * ~NOTFOUND, EXCLUDE *.*.*.*, EXCLUDE localhost");
-    words.split_whitespace().map(str::to_owned).chain([profile, names]).collect()
+    words.split_whitespace().map(str::to_owned).chain([names]).collect()
 }
 
 /// Finds a program at the path that the environment variable gives, or else by one of its names.

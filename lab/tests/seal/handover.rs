@@ -196,7 +196,7 @@ fn inside(verifier: &Verifier) -> Result<Vec<String>> {
 }
 
 /// Sends a few bytes every 300 ms until the client has gone.
-fn tick(mut stream: TcpStream) -> std::io::Result<()> {
+fn tick(mut stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     loop {
         stream.write_all(b"tick\n")?;

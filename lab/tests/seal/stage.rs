@@ -4,15 +4,12 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lab::service::Echo;
 use lab::world::{Agent, Authority, DARK4, DARK6, FRONT4, FRONT6, Network, Services, Verifier, Way};
-use lab::{Capture, Namespace};
+use lab::{Acceptor, Capture, Namespace};
 
 /// Port of the tunnel.
 pub const TUNNEL: u16 = 4499;
@@ -189,46 +186,21 @@ pub fn at(host: &str, port: u16) -> SocketAddr {
     SocketAddr::new(host.parse().expect("an address"), port)
 }
 
-/// A server in a namespace, with a thread for each connection; it ends when dropped.
+/// A server in a namespace. Dropping it ends the server.
 pub struct Served {
-    end: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    _acceptor: Acceptor,
 }
 
 impl Served {
     /// Serves TCP `port` of every address.
-    pub fn start(namespace: &Namespace, port: u16, serve: fn(TcpStream) -> std::io::Result<()>) -> Result<Self> {
+    pub fn start(namespace: &Namespace, port: u16, serve: fn(&TcpStream) -> std::io::Result<()>) -> Result<Self> {
         let listener = namespace.enter(|| TcpListener::bind(("::", port))).context("cannot listen")?;
-        listener.set_nonblocking(true)?;
-        let end = Arc::new(AtomicBool::new(false));
-        let thread = thread::spawn({
-            let end = end.clone();
-            move || {
-                while !end.load(Relaxed) {
-                    match listener.accept() {
-                        Ok((stream, _)) => {
-                            drop(thread::spawn(move || stream.set_nonblocking(false).and_then(|()| serve(stream))))
-                        }
-                        Err(_) => thread::sleep(Duration::from_millis(1)),
-                    }
-                }
-            }
-        });
-        Ok(Self { end, thread: Some(thread) })
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.end.store(true, Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        Ok(Self { _acceptor: Acceptor::start(listener, move |stream, _| drop(serve(stream))) })
     }
 }
 
 /// Answers a request with a page.
-fn page(mut stream: TcpStream) -> std::io::Result<()> {
+fn page(mut stream: &TcpStream) -> std::io::Result<()> {
     let (mut request, mut buffer) = (Vec::<u8>::new(), [0; 4096]);
     while !request.windows(4).any(|end| end == b"\r\n\r\n") {
         match stream.read(&mut buffer)? {
@@ -240,14 +212,14 @@ fn page(mut stream: TcpStream) -> std::io::Result<()> {
 }
 
 /// Takes a job, as a printer at port 9100 does, and says how many bytes it had.
-fn print(mut stream: TcpStream) -> std::io::Result<()> {
+fn print(mut stream: &TcpStream) -> std::io::Result<()> {
     let mut job = Vec::new();
     stream.read_to_end(&mut job)?;
     write!(stream, "{} bytes printed", job.len())
 }
 
 /// Sends as many bytes as a client asks for with eight.
-pub fn pour(mut stream: TcpStream) -> std::io::Result<()> {
+pub fn pour(mut stream: &TcpStream) -> std::io::Result<()> {
     let mut wanted = [0; 8];
     stream.read_exact(&mut wanted)?;
     let (mut left, chunk) = (u64::from_be_bytes(wanted), vec![0x5a; 64 * 1024]);
