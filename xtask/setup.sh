@@ -22,7 +22,8 @@ few_vpns='openvpn wireguard-tools wireguard-go'
 all_vpns="$few_vpns openssl charon-systemd strongswan-swanctl libcharon-extra-plugins libstrongswan-standard-plugins \
     libstrongswan-extra-plugins ocserv openconnect softether-vpnserver softether-vpnclient softether-vpncmd tinc fastd nebula \
     n2n vtun quicktun socat ppp xl2tpd fwknop-server fwknop-client"
-# The driver's package needs `chromium`. The scenarios use the shell, which starts four times as fast.
+# `lab rootless` and the driver's package need `chromium`. The other scenarios use the shell, which starts four times as
+# fast.
 browser='chromium-headless-shell chromium chromium-driver'
 # VPNs that are built at their current releases; see peers.sh.
 peers=''

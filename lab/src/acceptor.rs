@@ -1,8 +1,8 @@
 //! A TCP server with a thread for each connection.
 
-use std::io::ErrorKind;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -12,6 +12,7 @@ use nix::sys::socket;
 /// A running server. Dropping it closes the listener and every connection.
 pub struct Acceptor {
     listener: Arc<TcpListener>,
+    end: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -19,18 +20,19 @@ impl Acceptor {
     /// Accepts connections, and calls `serve` for each in a thread of its own. The connection is closed when `serve`
     /// returns. When the server is dropped, reads and writes of `serve` fail or end, and it has to return.
     pub fn start(listener: TcpListener, serve: impl Fn(&TcpStream, SocketAddr) + Send + Sync + 'static) -> Self {
-        let listener = Arc::new(listener);
+        let (listener, end) = (Arc::new(listener), Arc::new(AtomicBool::new(false)));
         let thread = thread::spawn({
-            let (listener, serve) = (listener.clone(), Arc::new(serve));
-            move || accept(&listener, &serve)
+            let (listener, end, serve) = (listener.clone(), end.clone(), Arc::new(serve));
+            move || accept(&listener, &end, &serve)
         });
-        Self { listener, thread: Some(thread) }
+        Self { listener, end, thread: Some(thread) }
     }
 }
 
 impl Drop for Acceptor {
     fn drop(&mut self) {
-        // This also ends a call of accept(2) that waits.
+        self.end.store(true, SeqCst);
+        // Then accept(2) fails, also a call that waits.
         let _ = socket::shutdown(self.listener.as_raw_fd(), socket::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -38,7 +40,11 @@ impl Drop for Acceptor {
     }
 }
 
-fn accept<S: Fn(&TcpStream, SocketAddr) + Send + Sync + 'static>(listener: &TcpListener, serve: &Arc<S>) {
+fn accept<S: Fn(&TcpStream, SocketAddr) + Send + Sync + 'static>(
+    listener: &TcpListener,
+    end: &AtomicBool,
+    serve: &Arc<S>,
+) {
     // Only the thread of a connection owns its stream, so that it is closed when the thread ends.
     let mut open: Vec<(Weak<TcpStream>, JoinHandle<()>)> = Vec::new();
     loop {
@@ -48,8 +54,7 @@ fn accept<S: Fn(&TcpStream, SocketAddr) + Send + Sync + 'static>(listener: &TcpL
                 open.retain(|(_, thread)| !thread.is_finished());
                 open.push((Arc::downgrade(&stream), thread::spawn(move || serve(&stream, peer))));
             }
-            // The kernel says this once the listener has been shut down.
-            Err(error) if error.kind() == ErrorKind::InvalidInput => break,
+            Err(_) if end.load(SeqCst) => break,
             // A connection has ended before it was accepted, or there are too many open files.
             Err(_) => thread::sleep(Duration::from_millis(1)),
         }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tempfile::TempDir;
+use tempfile::{NamedTempFile, TempDir};
 
 use crate::evidence;
 use crate::process::{self, Process};
@@ -125,9 +125,10 @@ impl Namespace {
 
     /// Runs `ip LINE` in the namespace for each of the `lines`, in one process.
     fn batch(&self, lines: &str) -> Result<()> {
-        let file = self.dir().join("ip");
+        let file = NamedTempFile::new()?;
         fs::write(&file, lines)?;
-        host([OsStr::new("ip"), "-n".as_ref(), self.name.as_ref(), "-batch".as_ref(), file.as_ref()])
+        let path = file.path().as_os_str();
+        host([OsStr::new("ip"), "-n".as_ref(), self.name.as_ref(), "-batch".as_ref(), path])
             .map(drop)
             .with_context(|| format!("ip for these lines:\n{lines}"))
     }

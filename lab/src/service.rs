@@ -169,9 +169,11 @@ fn converse(mut stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let mut buffer = vec![0; 64 * 1024];
     loop {
-        match stream.read(&mut buffer)? {
-            0 => return Ok(()),
-            size => stream.write_all(&buffer[..size])?,
+        match stream.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(size) => stream.write_all(&buffer[..size])?,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The services behind the gateway with which measurements communicate. They run on threads of this program whose
 //! sockets are in the server's namespace, so that sender and receiver share a clock and counters.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddrV4, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -223,9 +223,12 @@ fn serve(mut stream: &TcpStream, bytes: &AtomicU64) -> std::io::Result<()> {
             stream.write_all(&buffer)?;
             continue;
         }
-        let size = match stream.read(&mut buffer)? {
-            0 => return Ok(()),
-            size => size,
+        let size = match stream.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(size) => size,
+            // The handler of a signal has run in this thread.
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
         };
         match kind[0] == Use::Exchange.byte() {
             true => stream.write_all(&buffer[..size])?,

@@ -112,7 +112,7 @@ pub enum Confirm {
 }
 
 impl Confirm {
-    /// Returns the setting's value in the query parameter `confirm`.
+    /// Returns the text that stands for this setting in the query parameter `confirm`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Nothing => "nothing",

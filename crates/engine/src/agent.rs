@@ -415,7 +415,7 @@ impl Agent {
 
     /// Returns what the agent would do with a first packet to the destination `place`. If the grant for it is missing,
     /// requests the grant. If too many of the person's requests are open, makes no request and returns
-    /// [`Standing::Missing`]. `subject` is any subject of the packet's user.
+    /// [`Standing::Missing`]. `subject` may be the packet's user in any of the user's organisations.
     pub fn want(&mut self, now: Duration, subject: Subject, place: Destination) -> Standing {
         let Some(subject) = self.holder(&subject.slot(&place)) else {
             let is_known = self.has_session(subject);

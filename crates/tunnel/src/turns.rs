@@ -86,7 +86,7 @@ impl<'t, E> Access<'t, E> {
         self.turn.get_or_insert_with(|| self.turns.lock_in_queue())
     }
 
-    /// Releases the lock, unless this access holds it until it is dropped.
+    /// Releases the lock, unless [`Self::keeps`] says that it is held until this value is dropped.
     pub fn release(&mut self) {
         if !self.keeps {
             self.turn = None;

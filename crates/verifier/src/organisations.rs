@@ -293,8 +293,8 @@ impl Chain {
     }
 
     /// Waits until an organisation other than the first has sent its first receivers. For later changes, ask
-    /// [`Self::take_changes`] from time to time. This way, an authority that often changes its receivers can't keep the
-    /// first organisation's task busy.
+    /// [`Self::take_changes`] from time to time. If this function waited for them, too, an authority that often changes
+    /// its receivers could keep the first organisation's task busy.
     pub async fn changed(&self) {
         self.changed.notified().await;
     }

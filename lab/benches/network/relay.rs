@@ -29,7 +29,7 @@ impl Relay {
         let counter = handed_on.clone();
         let forward = move |switch: &TcpStream, _| {
             let joined = TcpStream::connect(to).map_err(anyhow::Error::from);
-            if let Err(error) = joined.and_then(|controller| join(switch, controller, round_trip / 2, &counter)) {
+            if let Err(error) = joined.and_then(|controller| join(switch, &controller, round_trip / 2, &counter)) {
                 eprintln!("bench: relay: {error:#}");
             }
         };
@@ -45,31 +45,33 @@ impl Relay {
     }
 }
 
-fn join(switch: &TcpStream, controller: TcpStream, delay: Duration, handed_on: &Arc<AtomicU64>) -> Result<()> {
-    for stream in [switch, &controller] {
+/// Forwards in both directions until a stream ends.
+fn join(switch: &TcpStream, controller: &TcpStream, delay: Duration, handed_on: &AtomicU64) -> Result<()> {
+    for stream in [switch, controller] {
         stream.set_nodelay(true)?;
     }
-    for (from, to) in [(switch.try_clone()?, controller.try_clone()?), (controller, switch.try_clone()?)] {
-        let (sender, waiting) = mpsc::channel::<(Instant, Vec<u8>)>();
-        let (mut reader, mut writer, handed_on) = (from, to, handed_on.clone());
-        thread::spawn(move || {
-            let mut chunk = vec![0; 64 * 1024];
-            while let Ok(len @ 1..) = reader.read(&mut chunk) {
-                if sender.send((Instant::now() + delay, chunk[..len].to_vec())).is_err() {
-                    break;
+    thread::scope(|scope| {
+        for (mut from, mut to) in [(switch, controller), (controller, switch)] {
+            let (sender, waiting) = mpsc::channel::<(Instant, Vec<u8>)>();
+            scope.spawn(move || {
+                let mut chunk = vec![0; 64 * 1024];
+                while let Ok(len @ 1..) = from.read(&mut chunk) {
+                    if sender.send((Instant::now() + delay, chunk[..len].to_vec())).is_err() {
+                        break;
+                    }
                 }
-            }
-        });
-        thread::spawn(move || {
-            for (due, bytes) in waiting {
-                thread::sleep(due.saturating_duration_since(Instant::now()));
-                if writer.write_all(&bytes).is_err() {
-                    break;
+            });
+            scope.spawn(move || {
+                for (due, bytes) in waiting {
+                    thread::sleep(due.saturating_duration_since(Instant::now()));
+                    if to.write_all(&bytes).is_err() {
+                        break;
+                    }
+                    handed_on.fetch_add(1, Relaxed);
                 }
-                handed_on.fetch_add(1, Relaxed);
-            }
-            let _ = writer.shutdown(Shutdown::Both);
-        });
-    }
+                let _ = to.shutdown(Shutdown::Both);
+            });
+        }
+    });
     Ok(())
 }

@@ -38,9 +38,9 @@ pub struct Browser<'n> {
 impl<'n> Browser<'n> {
     /// Starts a browser in `namespace`. It accepts every certificate, because it knows no scenario's CA.
     pub fn start(namespace: &'n Namespace) -> Result<Self> {
-        let profile = tempfile::Builder::new().prefix("browser-").tempdir_in(namespace.dir())?.keep();
+        let profile = tempfile::Builder::new().prefix("b-").tempdir_in(namespace.dir())?.keep();
         let mut command = namespace.command(program(DRIVER, &["chromedriver"])?);
-        // The driver makes the browser's profile in this directory.
+        // The driver makes the browser's profile in this folder. Its path is short, because Chromium makes a socket there.
         command.arg("--port=0").env("HOME", &profile).env("TMPDIR", &profile);
         let mut driver = namespace.start(command)?;
         const STARTED: &str = "was started successfully on port ";
@@ -214,7 +214,7 @@ fn program(variable: &str, names: &[&str]) -> Result<PathBuf> {
         return Ok(found);
     }
     match snaps.first() {
-        None => bail!("no {}: `make setup` installs it", names[0]),
+        None => bail!("there is no {}: `make setup` installs what the tests need", names.join(" and no ")),
         Some(snap) => bail!(
             "{} is a snap, which can access neither the network namespaces nor the folders of scenarios. Ubuntu offers \
              Chromium only as a snap: install Chrome or Chromium from elsewhere, with the chromedriver of the same \

@@ -90,7 +90,8 @@ enum Progress {
     Charged,
 }
 
-/// The tasks that answer the requests for which the receiving thread does not wait. Dropping this value ends them.
+/// The tasks that answer requests which the receiving thread can't answer without waiting. Dropping this value ends
+/// them.
 pub struct Later {
     sender: Arc<Sender>,
     runtime: Handle,

@@ -59,7 +59,7 @@ pub struct Entry {
 pub struct Receiver {
     /// Protected addresses, host bits cleared.
     pub prefix: IpNet,
-    /// Services of these addresses that are protected.
+    /// Protected services at these addresses.
     pub service: Service,
     /// Number that the caller gave the receiver.
     pub number: u32,

@@ -30,7 +30,10 @@ const AUTO: u16 = 5002;
 pub fn measure(figures: &mut Figures) -> Result<()> {
     let mut text = Vec::new();
     collect(Path::new(TEXTS), &mut text)?;
-    ensure!(text.len() > TEXT_MIN, "too little text below {TEXTS}: `sh xtask/setup.sh bench` installs it");
+    ensure!(
+        text.len() > TEXT_MIN,
+        "the folder {TEXTS} contains too little text: `sh xtask/setup.sh bench` installs it"
+    );
     let mut noise = vec![0; 4 << 20];
     for room in noise.chunks_mut(256) {
         getrandom::fill(room).map_err(|error| anyhow::anyhow!("no random numbers: {error}"))?;

@@ -164,6 +164,35 @@ async fn a_delegate_gives_neither_more_than_the_delegation_nor_to_others_nor_to_
 }
 
 #[tokio::test]
+async fn the_form_shows_a_fault_at_the_field_that_has_it() {
+    let stage = delegated().await;
+    let mut bob = Browser::logged_in(&stage, "bob").await;
+    let (many, long) = (["tcp/22"; 100].join(" "), "x".repeat(501));
+    for (who, services, time, note, field) in [
+        ("address:192.0.2.7", "", "1h", "", "give-who"),
+        ("carol", "", "1h", "", "give-who"),
+        ("eve", "ssh", "1h", "", "give-services"),
+        ("eve", &many, "1h", "", "give-services"),
+        ("eve", "", "soon", "", "give-for"),
+        ("eve", "", "400d", "", "give-for"),
+        ("eve", "", "25h", "", "give-for"),
+        ("eve", "", "1h", &long, "give-note"),
+    ] {
+        let page = bob.get("/console/access/requests").await;
+        let fields = [("who", who), ("receiver", "db"), ("services", services), ("for", time), ("note", note)];
+        let answer = send(&mut bob, &page, &fields).await;
+        assert_eq!(faulty(&answer), [field], "{who} {services} {time} {note}: {}", answer.text);
+    }
+}
+
+/// Returns the ids of the fields that a page shows as faulty.
+fn faulty(page: &Answer) -> Vec<&str> {
+    let inputs = page.text.split("<input id=\"").skip(1).filter_map(|rest| rest.split_once('>'));
+    let faulty = inputs.filter(|(input, _)| input.contains("aria-invalid=\"true\""));
+    faulty.filter_map(|(input, _)| input.split('"').next()).collect()
+}
+
+#[tokio::test]
 async fn forms_of_other_sites_and_of_stale_pages_give_nothing() {
     let stage = delegated().await;
     let mut bob = Browser::logged_in(&stage, "bob").await;
