@@ -256,6 +256,8 @@ fn a_member_that_hangs_leaves_a_transaction_in_doubt_and_ends_watches() {
         assert!(status.success());
     };
     signal("-STOP");
+    // The other threads run until one thread has taken the signal, which takes a while on a busy machine.
+    until("the stop", || threads_are_stopped(&pid));
     let written = etcd.txn(&Txn { success: vec![put("k", b"late")], ..Txn::default() });
     assert!(matches!(&written, Err(Error::Unknown(_))), "{written:?}");
     let read = etcd.get("k");
@@ -267,6 +269,15 @@ fn a_member_that_hangs_leaves_a_transaction_in_doubt_and_ends_watches() {
     // The transaction was carried out or not, but not in part.
     let value = etcd.get("k").expect("an answer").expect("a key").value;
     assert!(value == b"v" || value == b"late", "{value:?}");
+}
+
+/// Reports whether all threads of a process are stopped (`T` in the third field of proc_pid_stat(5)).
+fn threads_are_stopped(pid: &str) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
+    threads.flatten().all(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
+    })
 }
 
 #[test]
